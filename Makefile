@@ -1,0 +1,49 @@
+# Everything here can be run again and again, in any order. `make setup` stands behind the others.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint docs clean distclean
+
+PYTHON_IN_VENV := .venv/bin/python
+# Under `sudo make` this gives root's rights up first, so that files stay the caller's.
+AS_OWNER := $(PYTHON_IN_VENV) -B tools/setup/owner.py
+OUT ?= out
+PROMPT ?= def
+TOKENS ?= 200
+PYTEST_ARGS ?=
+# Passed to the commands below through the environment, where no quotation mark in them can do harm.
+export PYTHON OUT PROMPT TOKENS
+
+help:
+	@echo "make demo    train a small Kimi K3 on a Vulkan device and let it write"
+	@echo "             TEXT=path  a file or folder to learn (default: this repository)"
+	@echo "             OUT=dir (out)  STEPS=n  SEED=n  PROMPT=text  TOKENS=n"
+	@echo "make test    run the tests       PYTEST_ARGS='-k softmax'"
+	@echo "make lint    ruff and mypy"
+	@echo "make docs    the pages that are made from the code"
+	@echo "make setup   what those need: a Vulkan driver and .venv"
+	@echo "make clean   remove caches and out/; make distclean removes .venv too"
+
+setup:
+	@tools/setup.sh
+
+demo: setup
+	@$(AS_OWNER) .venv/bin/k3jit train --out "$$OUT" $${TEXT:+--text "$$TEXT"} $${STEPS:+--steps "$$STEPS"} $${SEED:+--seed "$$SEED"}
+	@$(AS_OWNER) .venv/bin/k3jit generate "$$OUT" --prompt "$$PROMPT" --tokens "$$TOKENS"
+
+test: setup
+	@$(AS_OWNER) $(PYTHON_IN_VENV) -m pytest -q -n 2 --dist loadfile $(PYTEST_ARGS) tests
+
+lint:
+	@tools/setup.sh dev
+	@$(AS_OWNER) $(PYTHON_IN_VENV) -m ruff check .
+	@$(AS_OWNER) tools/typecheck.sh
+
+docs: setup
+	@$(AS_OWNER) $(PYTHON_IN_VENV) tools/make_docs.py
+
+clean:
+	@rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf .venv k3jit.egg-info

@@ -1,0 +1,124 @@
+"""At which indices a kernel under formation reads each node, and how often."""
+
+from __future__ import annotations
+
+from math import prod
+
+from .graph import Node
+from .index import Index, constant, flatten, symbol, unflatten
+from .pull import Position, concat_view, dot_position, pad_view, view, window_view
+
+MANY = 12  # positions of one node that are told apart
+
+
+class Demands:
+    """For each node a map from index to the number of evaluations; an index that depends on data is None."""
+
+    def __init__(self) -> None:
+        self._at: dict[Node, dict[Position | None, int]] = {}
+
+    def add(self, node: Node, at: Position | None, evaluations: int) -> None:
+        known = self._at.setdefault(node, {})
+        if len(known) >= MANY and at not in known:
+            at = None
+        known[at] = known.get(at, 0) + evaluations if at is None else max(known.get(at, 0), evaluations)
+
+    def evaluations(self, node: Node) -> int:
+        return sum(self._at.get(node, {}).values())
+
+    def single(self, node: Node) -> Index | None:
+        """Row-major position, when there is exactly one."""
+        known = self._at.get(node)
+        if known is None or len(known) != 1:
+            return None
+        (at,) = known
+        return None if at is None else flatten(at, node.shape)
+
+    def push(self, node: Node, row: Index | None = None, column: Index | None = None) -> None:
+        """Add what `node` reads.
+
+        Args:
+            row, column: `node` is a reduction that the lanes of this row share, over this column. It is folded once a
+                row, and its elements are those that other passes over the row read at the same column.
+        """
+        for at, evaluations in list(self._at.get(node, {}).items()):
+            if at is None:
+                folds = _fold_length(node)
+                for arg in node.args:
+                    self.add(arg, None, evaluations * folds)
+            else:
+                self._push_at(node, at, evaluations if row is None else row.hi + 1, column)
+
+    def _push_at(self, node: Node, at: Position, evaluations: int, column: Index | None) -> None:
+        op, args = node.op, node.args
+        inner = view(node, at)
+        if inner is not None:
+            return self.add(args[0], inner, _distinct(inner, evaluations))
+        if op == "map":
+            for arg in args:
+                self.add(arg, at, evaluations)
+        elif op == "pad" or op == "window":
+            inner, _ = pad_view(node, at) if op == "pad" else window_view(node, at)
+            self.add(args[0], inner, evaluations)
+            self.add(args[1], (), evaluations)
+        elif op == "concat":
+            for arg, where, cond in concat_view(node, at):
+                if cond.known is not False:
+                    self.add(arg, where, evaluations)
+        elif op == "reduce":
+            axes, shape = node.attr.axes, args[0].shape
+            count = prod(shape[a] for a in axes)
+            folds = column if column is not None else symbol("k", 0, max(0, count - 1))
+            folded = iter(unflatten(folds, [shape[a] for a in axes]))
+            kept = iter(at)
+            where = tuple(next(folded) if i in axes else next(kept) for i in range(len(shape)))
+            operands = args if node.attr.kind != "custom" else args[: len(args) // 2]
+            for arg in operands:
+                self.add(arg, where, evaluations * count)
+            for arg in args[len(operands) :]:
+                self.add(arg, (), evaluations)
+        elif op == "dot":
+            count = _fold_length(node)
+            left, right = dot_position(node, at, symbol("k", 0, max(0, count - 1)))
+            # Tiles read each operand element once for eight rows (or columns) of the result.
+            self.add(args[0], left, max(args[0].size, evaluations * count // 32))
+            self.add(args[1], right, max(args[1].size, evaluations * count // 8))
+        elif op == "gather":
+            spec = node.attr
+            batch = tuple(i for d, i in enumerate(at) if d not in spec.offset_dims)
+            self.add(args[0], None, evaluations)
+            for component in range(len(spec.start_map)):
+                self.add(args[1], (*batch, constant(component)), evaluations)
+        elif op in ("dynamic_slice", "dynamic_update_slice"):
+            for arg in args:
+                if arg is args[0] and op == "dynamic_update_slice":
+                    self.add(arg, at, evaluations)
+                else:
+                    self.add(arg, () if arg.shape == () else None, evaluations)
+        elif op == "cumulative":
+            self.add(args[0], at, 2 * args[0].size)
+        elif op == "argsort":
+            for arg in args:
+                self.add(arg, None, arg.size * 8)
+        elif op == "scatter":
+            operand, indices, updates = args
+            self.add(operand, at, operand.size)
+            window = prod(updates.shape[d] for d in node.attr.window_dims)
+            self.add(indices, None, indices.size * max(1, window))
+            self.add(updates, None, updates.size)
+
+
+def _fold_length(node: Node) -> int:
+    if node.op == "reduce":
+        return prod(node.args[0].shape[a] for a in node.attr.axes)
+    if node.op == "dot":
+        return prod(node.args[0].shape[a] for a in node.attr.lhs_contract)
+    return 1
+
+
+def _distinct(at: Position, evaluations: int) -> int:
+    """Evaluations that a kernel really makes: a value that does not depend on the column is computed once a row (for each lane)."""
+    symbols = {a for i in at for a, _ in i.terms}
+    if any(a.kind != "sym" or a.name == "i" for a in symbols):
+        return evaluations
+    return min(evaluations, 8 * prod(a.hi + 1 for a in symbols))

@@ -1,0 +1,405 @@
+"""Constant folding and exact identities, tried by the builder on every pure operation.
+
+`fold` returns an existing or simpler value, or None to let the builder emit the operation. Every rule gives the
+same bits as the operation it replaces, for NaN, infinity and signed zero too; so `x + 0.0` stays (it turns -0 into 0)
+and `x * 0.0` stays (it may be NaN).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from .tile import Builder, Value
+
+_MASK = 0xFFFFFFFF
+Rule = Callable[["Builder", tuple["Value", ...], Any], "Value | None"]
+
+
+def fold(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> Value | None:
+    """A value equal to `op(*args)` that needs no new operation of this kind, or None."""
+    rule = _RULES.get(op)
+    if rule is None:
+        return None
+    for arg in args:
+        if arg.op != "const":
+            break
+    else:
+        folded = _constant(builder, op, args, attr)
+        if folded is not None:
+            return folded
+    return rule(builder, args, attr)
+
+
+# -- constants ---------------------------------------------------------------------------------------------------
+
+
+def wrap(value: int, dtype: str) -> int:
+    """`value` modulo 2**32 as the integer type `dtype` ("i32" or "u32")."""
+    value &= _MASK
+    return value - (1 << 32) if dtype == "i32" and value >> 31 else value
+
+
+def _truncated_div(a: int, b: int) -> int:
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+_INTEGER: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: _truncated_div(a, b) if b else 0,
+    "rem": lambda a, b: a - b * _truncated_div(a, b) if b else 0,
+    "min": min,
+    "max": max,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "shl": lambda a, b: a << b if 0 <= b < 32 else 0,
+    "shr": lambda a, b: a >> b if 0 <= b < 32 else 0,
+}
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+_FLOAT: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "rem": np.fmod,
+    "neg": np.negative,
+    "abs": np.abs,
+    "min": np.minimum,
+    "max": np.maximum,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round_even": np.rint,
+    "sqrt": np.sqrt,
+}
+_NARROW: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
+_BITS: dict[str, Any] = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
+
+
+def _constant(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> Value | None:
+    """Fold an operation whose arguments are all constants."""
+    if not args:
+        return None
+    dtype = args[0].dtype
+    values = [arg.attr[1] for arg in args]
+    if op in _COMPARE:
+        return builder.const(_COMPARE[op](*values), "bool")
+    if op == "select":
+        return args[1] if values[0] else args[2]
+    if op == "convert":
+        return _convert_constant(builder, values[0], dtype, attr)
+    if op == "bitcast":
+        source = wrap(values[0], dtype) if dtype != "f32" else values[0]
+        result = np.array([source], _BITS[dtype]).view(_BITS[attr])[0]
+        # A NaN constant would lose its payload on the way through a Python float.
+        return None if attr == "f32" and np.isnan(result) else builder.const(result, attr)
+    if dtype == "f32":
+        return _float_constant(builder, op, values, attr)
+    a = values[0]
+    if op == "not":
+        return builder.const(not a if dtype == "bool" else ~a, dtype)
+    if op == "neg":
+        return builder.const(-a, dtype)
+    if op == "abs":
+        return builder.const(abs(a), dtype)
+    if op == "popcount":
+        return builder.const((a & _MASK).bit_count(), dtype)
+    if op == "clz":
+        return builder.const(32 - (a & _MASK).bit_length(), dtype)
+    if op in _INTEGER:
+        if op in ("div", "rem") and values[1] == 0:
+            return None
+        return builder.const(_INTEGER[op](a, values[1]), dtype)
+    return None
+
+
+def _convert_constant(builder: Builder, value: Any, source: str, target: str) -> Value | None:
+    if target == "bool":
+        return builder.const(value != 0, "bool")
+    if source == "f32" and target != "f32":
+        low, high = (-(1 << 31), 1 << 31) if target == "i32" else (0, 1 << 32)
+        if not (math.isfinite(value) and low <= math.trunc(value) < high):
+            return None  # undefined: leave it to the device
+        return builder.const(math.trunc(value), target)
+    return builder.const(np.float32(value) if target == "f32" else int(value), target)
+
+
+def _float_constant(builder: Builder, op: str, values: list[float], attr: Any) -> Value | None:
+    with np.errstate(all="ignore"):
+        if op == "fma":
+            # The product of two f32 is exact in double; the sum is rounded twice, as in the interpreter.
+            return builder.const(np.float32(np.float64(values[0]) * values[1] + values[2]), "f32")
+        if op == "round_to":
+            return builder.const(np.float32(np.float32(values[0]).astype(_NARROW[attr])), "f32")
+        function = _FLOAT.get(op)
+        if function is None:
+            return None
+        return builder.const(function(*(np.float32(v) for v in values)), "f32")
+
+
+# -- identities --------------------------------------------------------------------------------------------------
+
+
+def _is(value: Value, number: Any) -> bool:
+    return value.op == "const" and value.attr[1] == number
+
+
+def _order(builder: Builder, op: str, args: tuple[Value, ...]) -> Value | None:
+    """Move a constant of a commutative operation to the right, so equal expressions are shared."""
+    return builder.op(op, args[1], args[0]) if args[0].op == "const" and args[1].op != "const" else None
+
+
+def _add(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a, b = args
+    if a.dtype == "f32":
+        # x + -0.0 is x for every x, but x + 0.0 is not.
+        return a if b.op == "const" and b.attr[1] == 0 and math.copysign(1, b.attr[1]) < 0 else _order(builder, "add", args)
+    if b.op == "const":
+        if b.attr[1] == 0:
+            return a
+        if a.op == "add" and a.args[1].op == "const":
+            return builder.op("add", a.args[0], builder.const(a.args[1].attr[1] + b.attr[1], a.dtype))
+        return None
+    return _order(builder, "add", args)
+
+
+def _sub(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a, b = args
+    if a.dtype == "f32":
+        return a if b.op == "const" and b.attr[1] == 0 and math.copysign(1, b.attr[1]) > 0 else None
+    if a is b:
+        return builder.const(0, a.dtype)
+    return builder.op("add", a, builder.const(-b.attr[1], a.dtype)) if b.op == "const" else None
+
+
+def _mul(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a, b = args
+    if b.op != "const":
+        return _order(builder, "mul", args)
+    number = b.attr[1]
+    if number == 1:
+        return a
+    if a.dtype == "f32":
+        return None
+    if number == 0:
+        return b
+    if number > 0 and number & (number - 1) == 0:
+        return builder.op("shl", a, builder.const(number.bit_length() - 1, a.dtype))
+    if a.op == "mul" and a.args[1].op == "const":
+        return builder.op("mul", a.args[0], builder.const(a.args[1].attr[1] * number, a.dtype))
+    return None
+
+
+def _div(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a, b = args
+    if b.op != "const":
+        return None
+    number = b.attr[1]
+    if number == 1:
+        return a
+    if a.dtype == "f32":
+        # Division by a power of two is an exact multiplication while the reciprocal is a normal number.
+        mantissa, exponent = math.frexp(number) if number and math.isfinite(number) else (0.0, 0)
+        return builder.op("mul", a, builder.const(1.0 / number, "f32")) if abs(mantissa) == 0.5 and -120 < exponent < 120 else None
+    if a.dtype == "u32" and number > 0 and number & (number - 1) == 0:
+        return builder.op("shr", a, builder.const(number.bit_length() - 1, "u32"))
+    return None
+
+
+def _rem(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a, b = args
+    if b.op != "const" or a.dtype == "f32":
+        return None
+    number = b.attr[1]
+    if number == 1:
+        return builder.const(0, a.dtype)
+    if a.dtype == "u32" and number > 0 and number & (number - 1) == 0:
+        return builder.op("and", a, builder.const(number - 1, "u32"))
+    return None
+
+
+def _fma(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a, b, c = args
+    if _is(b, 1.0):
+        return builder.op("add", a, c)
+    if _is(a, 1.0):
+        return builder.op("add", b, c)
+    return builder.op("fma", b, a, c) if a.op == "const" and b.op != "const" else None
+
+
+def _same_twice(op: str) -> Rule:
+    """Rule of an operation that undoes itself."""
+
+    def rule(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+        return args[0].args[0] if args[0].op == op else None
+
+    return rule
+
+
+def _not(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    (a,) = args
+    if a.op == "not":
+        return a.args[0]
+    if a.op == "eq":
+        return builder.op("ne", *a.args)
+    if a.op == "ne":
+        return builder.op("eq", *a.args)
+    if a.op in ("lt", "le") and a.args[0].dtype != "f32":
+        return builder.op("le" if a.op == "lt" else "lt", a.args[1], a.args[0])
+    return None
+
+
+def _idempotent(op: str) -> Rule:
+    """Rule of a rounding or |x|: applied twice it does nothing more."""
+
+    def rule(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+        a = args[0]
+        if a.op == op and a.attr == attr:
+            return a
+        return builder.op(op, a.args[0]) if op == "abs" and a.op == "neg" else None
+
+    return rule
+
+
+def _round_to(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    a = args[0]
+    if a.op == "round_to" and a.attr == attr:
+        return a
+    if a.op in ("neg", "abs") and a.args[0].op == "round_to" and a.args[0].attr == attr:
+        return a
+    if a.op == "convert" and a.args[0].dtype == "bool":
+        return a
+    return None
+
+
+def _extreme(op: str) -> Rule:
+    def rule(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+        return args[0] if args[0] is args[1] else _order(builder, op, args)
+
+    return rule
+
+
+def _compare(op: str) -> Rule:
+    def rule(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+        a, b = args
+        if a is b and a.dtype != "f32":
+            return builder.const(op in ("le", "eq"), "bool")
+        if a.dtype == "bool" and b.op == "const":
+            return a if b.attr[1] == (op == "eq") else builder.op("not", a)
+        if a.dtype == "u32" and op == "lt" and _is(b, 0):
+            return builder.const(False, "bool")
+        if a.dtype == "u32" and op == "le" and _is(a, 0):
+            return builder.const(True, "bool")
+        if op in ("eq", "ne"):
+            return _order(builder, op, args)
+        return None
+
+    return rule
+
+
+def _logic(op: str) -> Rule:
+    """Rules of and / or / xor with a constant or with itself."""
+
+    def rule(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+        a, b = args
+        if a is b:
+            return builder.const(0, a.dtype) if op == "xor" else a
+        if b.op != "const":
+            return _order(builder, op, args)
+        bits = int(b.attr[1]) & _MASK
+        ones = bits == (1 if a.dtype == "bool" else _MASK)
+        if bits == 0:
+            return b if op == "and" else a
+        if ones:
+            return a if op == "and" else b if op == "or" else builder.op("not", a)
+        return None
+
+    return rule
+
+
+def _shift(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    return args[0] if _is(args[1], 0) or _is(args[0], 0) else None
+
+
+def _select(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    condition, a, b = args
+    if a is b:
+        return a
+    if condition.op == "const":
+        return a if condition.attr[1] else b
+    if condition.op == "not":
+        return builder.op("select", condition.args[0], b, a)
+    if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
+        if a.op == "const":
+            return builder.op("or", condition, b) if a.attr[1] else builder.op("and", builder.op("not", condition), b)
+        return builder.op("or", builder.op("not", condition), a) if b.attr[1] else builder.op("and", condition, a)
+    return None
+
+
+def _convert(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    (a,) = args
+    if a.dtype == attr:
+        return a
+    if a.op == "convert" and (a.args[0].dtype == "bool" or {a.args[0].dtype, a.dtype} == {"i32", "u32"}):
+        # A bool is 0 or 1 in every type; i32 and u32 hold the same bits, so only the way to f32 tells them apart.
+        if a.args[0].dtype == "bool" or attr != "f32":
+            return a.args[0] if a.args[0].dtype == attr else builder.op("convert", a.args[0], attr=attr)
+    return None
+
+
+def _bitcast(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
+    (a,) = args
+    if a.dtype == attr:
+        return a
+    if a.op == "bitcast":
+        return a.args[0] if a.args[0].dtype == attr else builder.op("bitcast", a.args[0], attr=attr)
+    return None
+
+
+_RULES: dict[str, Rule] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "rem": _rem,
+    "fma": _fma,
+    "neg": _same_twice("neg"),
+    "not": _not,
+    "abs": _idempotent("abs"),
+    "floor": _idempotent("floor"),
+    "ceil": _idempotent("ceil"),
+    "trunc": _idempotent("trunc"),
+    "round_even": _idempotent("round_even"),
+    "round_to": _round_to,
+    "min": _extreme("min"),
+    "max": _extreme("max"),
+    "lt": _compare("lt"),
+    "le": _compare("le"),
+    "eq": _compare("eq"),
+    "ne": _compare("ne"),
+    "and": _logic("and"),
+    "or": _logic("or"),
+    "xor": _logic("xor"),
+    "shl": _shift,
+    "shr": _shift,
+    "select": _select,
+    "convert": _convert,
+    "bitcast": _bitcast,
+    "sqrt": lambda builder, args, attr: None,
+    "popcount": lambda builder, args, attr: None,
+    "clz": lambda builder, args, attr: None,
+}

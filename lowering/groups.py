@@ -1,0 +1,42 @@
+"""Groups: the cut of a graph into kernels, as data. `fuse.py` decides, `kernels/` writes the code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .graph import Node
+
+
+@dataclass(eq=False)
+class Group:
+    """What one kernel computes.
+
+    Attributes:
+        kind: the schedule (a key of `kernels.SCHEDULES`): map row dot scatter cumulative argsort.
+        outputs: nodes it stores.
+        members: every node it computes, outputs included; cheap nodes may be members of several groups.
+        stored: all nodes of the program that live in memory.
+        rows: for "row", how many rows; each output has rows * columns elements in row-major order.
+        reduces: for "row", the reductions that a whole workgroup does together, producers first.
+        anchor: the node whose schedule this is (dot, scatter, cumulative, argsort), else None.
+    """
+
+    kind: str
+    outputs: list[Node]
+    members: set[Node]
+    stored: set[Node]
+    rows: int = 0
+    reduces: list[Node] = field(default_factory=list)
+    anchor: Node | None = None
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """Readable kernel name: the operations that characterise it."""
+        main = [n for n in sorted(self.members, key=lambda n: n.number) if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")]
+        words = [f"{n.op}_{n.attr.kind}" if n.op in ("reduce", "scatter", "cumulative") else n.op for n in main]
+        words += [n.attr.primitive for n in sorted(self.members, key=lambda n: n.number) if n.op == "map"][-2:]
+        return "_".join(dict.fromkeys([self.kind, *words]))[:60]
+
+    def __repr__(self) -> str:
+        return f"group {self.number} ({self.name}) -> {self.outputs}"

@@ -1,0 +1,205 @@
+"""Scatter without atomics: every element of the result belongs to one lane, so updates land in their order.
+
+Some dimensions of the result are scattered (indices choose the position along them); along the others an update has
+the position of the element it changes. A lane owns one position in the latter and a range of the former. It copies its
+elements from the operand, then walks all updates that can reach it, in row-major order, and applies those that fall
+in its range. The result is the same in every run, also for sums of floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from .. import scalar
+from ...runtime.caps import DeviceCaps
+from ..graph import Node, Scatter
+from ..groups import Group
+from ..index import ZERO, Cond, Index, constant, flatten, narrow, symbol, unflatten
+from ..tile import Value
+from .writer import KernelCall, Writer, round_up
+
+LOCAL = 64
+LANES = {"cpu": 128}  # lanes worth having; each of them walks all updates. Other kinds of device: MANY
+MANY = 4096
+PRIMITIVES = {"add": "add", "sub": "sub", "mul": "mul", "min": "min", "max": "max"}
+ON_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which dimensions of a scatter do what.
+
+    Attributes:
+        scattered: operand dimensions that indices choose a position along; `owned` are the others.
+        windows: window size of an update along each operand dimension (1 where inserted).
+        from_window: operand dimension -> dimension of the updates that runs along it.
+        batch: dimensions of the updates that number the indices, in order.
+        owned_batch: operand dimension -> position in `batch` that it equals.
+        walked: dimensions of the updates that a lane goes through.
+    """
+
+    scattered: tuple[int, ...]
+    owned: tuple[int, ...]
+    windows: tuple[int, ...]
+    from_window: dict[int, int]
+    batch: tuple[int, ...]
+    owned_batch: dict[int, int]
+    walked: tuple[int, ...]
+
+
+def geometry(node: Node) -> Geometry:
+    operand, _, updates = node.args
+    spec: Scatter = node.attr
+    dims = range(len(operand.shape))
+    windowed = [d for d in dims if d not in spec.inserted and d not in spec.operand_batch]
+    from_window = dict(zip(windowed, sorted(spec.window_dims), strict=True))
+    batch = tuple(d for d in range(len(updates.shape)) if d not in spec.window_dims)
+    owned_batch = dict(zip(spec.operand_batch, spec.indices_batch, strict=True))
+    scattered = tuple(d for d in dims if d in spec.scatter_map)
+    free = {batch[i] for i in range(len(batch)) if i not in spec.indices_batch} | {from_window[d] for d in scattered if d in from_window}
+    return Geometry(
+        scattered,
+        tuple(d for d in dims if d not in scattered),
+        tuple(updates.shape[from_window[d]] if d in from_window else 1 for d in dims),
+        from_window,
+        batch,
+        owned_batch,
+        tuple(sorted(free)),
+    )
+
+
+def build_scatter(group: Group, caps: DeviceCaps) -> KernelCall:
+    """Kernel of a group whose anchor and only output is a scatter."""
+    node = group.anchor
+    assert node is not None and node.op == "scatter" and group.outputs == [node]
+    return _ScatterKernel(group, caps, node).build()
+
+
+class _ScatterKernel:
+    def __init__(self, group: Group, caps: DeviceCaps, node: Node) -> None:
+        self.writer, self.caps, self.node = Writer(group, caps), caps, node
+        self.b, self.p = self.writer.b, self.writer.p
+        self.operand, self.indices, self.updates = node.args
+        self.spec: Scatter = node.attr
+        self.places = geometry(node)
+        self.scattered_shape = [node.shape[d] for d in self.places.scattered]
+        self.owned_shape = [node.shape[d] for d in self.places.owned]
+
+    def build(self) -> KernelCall:
+        writer, b, p = self.writer, self.b, self.p
+        positions, owners = prod(self.scattered_shape), prod(self.owned_shape)
+        self.share = -(-positions // max(1, LANES.get(self.caps.kind, MANY) // owners))
+        self.ranges = -(-positions // self.share)
+        lanes = self.ranges * owners
+        local = min(LOCAL, round_up(lanes, self.caps.subgroup_size))
+        grid, number, surplus = writer.groups(-(-lanes // local))
+        self.buffer = writer.parameter(self.node, "rw")
+        mine = number * local + writer.lane(local)
+        if mine.hi < lanes and surplus is None:
+            self._own(mine)
+        else:
+            value = p.index(mine)
+            with b.branch(b.op("lt", value, b.i32(lanes))):
+                self._own(symbol("i", 0, lanes - 1, value))
+        return writer.finish(local, grid)
+
+    def _own(self, mine: Index) -> None:
+        """Everything one lane does."""
+        number, place = unflatten(mine, (self.ranges, prod(self.owned_shape)))
+        self.place = dict(zip(self.places.owned, unflatten(place, self.owned_shape), strict=True))
+        self.first = number * self.share
+        self._copy()
+        reached = narrow(Cond(at, 0, self.places.windows[d]) for d, at in self.place.items() if d not in self.places.owned_batch)
+        if reached is None:
+            return
+        condition = self.p.guard(reached)
+        if condition is None:
+            self._walk()
+        else:
+            with self.b.branch(condition):
+                self._walk()
+
+    def _copy(self) -> None:
+        """Start from the operand."""
+        b, positions = self.b, prod(self.scattered_shape)
+
+        def element(at: Index) -> None:
+            where = self._position(unflatten(at, self.scattered_shape))
+            self.writer.store([(self.node, flatten(where, self.node.shape), self.p.value(self.operand, where))])
+
+        if self.share == 1:
+            return element(self.first)
+        with b.loop(0, self.share) as loop:
+            at = self.first + symbol("e", 0, self.share - 1, loop.index)
+            if at.hi < positions:
+                element(at)
+            else:
+                value = self.p.index(at)
+                with b.branch(b.op("lt", value, b.i32(positions))):
+                    element(symbol("e", 0, positions - 1, value))
+
+    def _position(self, scattered: tuple[Index, ...]) -> tuple[Index, ...]:
+        """Index of the result from the positions along the scattered dimensions."""
+        along = dict(zip(self.places.scattered, scattered, strict=True))
+        return tuple(along[d] if d in along else self.place[d] for d in range(len(self.node.shape)))
+
+    # -- updates -------------------------------------------------------------------------------------------------
+    def _walk(self) -> None:
+        shape = [self.updates.shape[d] for d in self.places.walked]
+        count = prod(shape)
+        if count == 0:
+            return
+        if count == 1:
+            return self._update((ZERO,) * len(shape))
+        with self.b.loop(0, count) as loop:
+            self._update(unflatten(symbol("t", 0, count - 1, loop.index), shape))
+
+    def _update(self, walked: tuple[Index, ...]) -> None:
+        """Apply one update where it falls in this lane's range."""
+        b, p, places, spec = self.b, self.p, self.places, self.spec
+        at = dict(zip(places.walked, walked, strict=True))
+        for d, i in places.owned_batch.items():
+            at[places.batch[i]] = self.place[d]
+        for d, window in places.from_window.items():
+            if d not in places.scattered:
+                at[window] = self._inside_window(d)
+        index = tuple(at[d] for d in places.batch)
+        target, conds = [], []
+        for d in places.scattered:
+            top = self.node.shape[d] - places.windows[d]
+            component = spec.scatter_map.index(d)
+            start = p.start(self.indices, (*index, constant(component)), (), 0, top, clamp=spec.mode == "clip")
+            if spec.mode == "drop" and (len(places.scattered) > 1 or places.windows[d] > 1):
+                conds.append(Cond(start, 0, top + 1))  # else the test of the range suffices
+            target.append(start + at[places.from_window[d]] if d in places.from_window else start)
+        position = flatten(target, self.scattered_shape)
+        hit = self._in_range(position)
+        for cond in conds:
+            hit = b.op("and", hit, p.condition(cond))
+        with b.branch(hit):
+            flat = p.index(flatten(self._position(tuple(target)), self.node.shape))
+            update = p.value(self.updates, tuple(at[d] for d in range(len(self.updates.shape))))
+            b.store(self.buffer, flat, self._combine(flat, update))
+
+    def _inside_window(self, d: int) -> Index:
+        """This lane's position along an owned dimension, in the bounds of the window (beyond it no update is applied)."""
+        at, size = self.place[d], self.places.windows[d]
+        return at if at.hi < size else symbol("w", 0, size - 1, self.p.index(at)) if size > 1 else ZERO
+
+    def _in_range(self, position: Index) -> Value:
+        b, value = self.b, self.p.index(position)
+        offset = b.op("sub", value, self.p.index(self.first))
+        last = min(self.share, prod(self.scattered_shape))
+        inside = b.op("lt", b.op("bitcast", offset, attr="u32"), b.const(last, "u32"))
+        if self.first.hi + last > prod(self.scattered_shape):
+            inside = b.op("and", inside, b.op("lt", value, b.i32(prod(self.scattered_shape))))
+        return inside
+
+    def _combine(self, flat: Value, update: Value) -> Value:
+        kind, dtype = self.spec.kind, self.node.dtype
+        if kind == "set":
+            return update
+        primitive = ON_BOOL[kind] if dtype == "bool" else PRIMITIVES[kind]
+        current = self.b.load(self.buffer, flat)
+        return scalar.apply(self.b, primitive, (current, update), {}, (dtype, dtype), dtype)

@@ -1,0 +1,141 @@
+"""Orders the kernels of a graph, packs those of equal code into one dispatch, and lowers the bodies of its loops."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from ..runtime.caps import DeviceCaps
+from .fuse import Decision, Fuser
+from .graph import Graph, Node
+from .groups import Group
+from .kernels import KernelCall, build
+from .split import split_large_reductions
+from .tile import to_text
+
+
+@dataclass(eq=False)
+class Pack:
+    """Kernel calls of equal code and no order among them, run as one dispatch."""
+
+    calls: list[KernelCall]
+
+
+@dataclass(eq=False)
+class LoopCall:
+    """A scan or while node with its lowered body (and condition), and the nodes that take its results."""
+
+    node: Node
+    picks: list[Node]
+    body: Routine
+    condition: Routine | None
+
+
+@dataclass(eq=False)
+class Routine:
+    """A lowered graph: what to run, in order."""
+
+    graph: Graph
+    groups: list[Group]
+    steps: list[Pack | LoopCall]
+    decisions: list[Decision]
+
+
+def schedule(graph: Graph, caps: DeviceCaps, fuse: bool = True) -> Routine:
+    """Cut `graph` into kernels, write them, and put them in an order that respects dependencies."""
+    graph = split_large_reductions(graph)
+    fuser = Fuser(graph, fuse)
+    groups = [g for g in fuser.run() if g.outputs[0].size]
+    units: list[tuple[list[KernelCall] | LoopCall, tuple[Node, ...], tuple[Node, ...]]] = []
+    for group in groups:
+        calls = build(group, caps)
+        units.append((calls, tuple(group.outputs), tuple(r for call in calls for r in call.reads)))
+    for node in graph.nodes:
+        if node.op == "loop":
+            condition = node.attr.condition
+            picks = [n for n in graph.nodes if n.op == "pick" and n.args[0] is node]
+            loop = LoopCall(node, picks, schedule(node.attr.body, caps, fuse), schedule(condition, caps, fuse) if condition else None)
+            units.append((loop, (node,), node.args))
+    return Routine(graph, groups, _order(units), fuser.decisions)
+
+
+def _producer(node: Node) -> Node:
+    return node.args[0] if node.op == "pick" else node
+
+
+def _order(units: list) -> list[Pack | LoopCall]:
+    made_by = {n: i for i, (_, outputs, _) in enumerate(units) for n in outputs}
+    needs = [{made_by[_producer(r)] for r in reads if _producer(r) in made_by} - {i} for i, (_, _, reads) in enumerate(units)]
+    level = _levels(needs)
+    packs: dict[object, list[int]] = {}
+    for i, (work, _, _) in enumerate(units):
+        single = isinstance(work, list) and len(work) == 1 and work[0].elements is not None
+        key: object = ("pack", level[i], _code(work[0])) if single else i
+        packs.setdefault(key, []).append(i)
+    members = [m for pack in packs.values() for m in _split(pack, units)]
+    owner = {i: k for k, pack in enumerate(members) for i in pack}
+    waits = [{owner[d] for i in pack for d in needs[i]} for pack in members]
+    readers: list[list[int]] = [[] for _ in members]
+    for k, wait in enumerate(waits):
+        for other in wait:
+            readers[other].append(k)
+    missing = [len(w) for w in waits]
+    # Among what is ready, the user's order: values die early, and equal programs give equal plans.
+    rank = [min(n.number for i in pack for n in units[i][1]) for pack in members]
+    ready = [(rank[k], k) for k in range(len(members)) if not missing[k]]
+    heapq.heapify(ready)
+    steps: list[Pack | LoopCall] = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        works = [units[i][0] for i in members[k]]
+        if isinstance(works[0], LoopCall):
+            steps.append(works[0])
+        elif len(works) > 1:
+            steps.append(Pack([w[0] for w in works]))
+        else:
+            steps.extend(Pack([call]) for call in works[0])
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (rank[reader], reader))
+    if any(missing):
+        raise AssertionError("kernels wait for each other in a circle: a fault of grouping")
+    return steps
+
+
+def _split(pack: list[int], units: list) -> list[list[int]]:
+    """Keep a packed dispatch within the 65535 workgroups of a grid."""
+    out: list[list[int]] = []
+    total = 0
+    for i in pack:
+        work = units[i][0]
+        size = work[0].groups[0] if isinstance(work, list) else 0
+        if not out or total + size > 65535:
+            out.append([])
+            total = 0
+        out[-1].append(i)
+        total += size
+    return out
+
+
+def _code(call: KernelCall) -> str:
+    return to_text(call.kernel, names=False)
+
+
+def _levels(needs: list[set[int]]) -> list[int]:
+    """Longest path to each unit; units of one level never wait for each other."""
+    level = [-1] * len(needs)
+    for root in range(len(needs)):
+        stack = [root]
+        while stack:
+            i = stack[-1]
+            if level[i] >= 0:
+                stack.pop()
+                continue
+            pending = [d for d in needs[i] if level[d] < 0]
+            if pending:
+                stack.extend(pending)
+            else:
+                level[i] = 1 + max((level[d] for d in needs[i]), default=-1)
+                stack.pop()
+    return level

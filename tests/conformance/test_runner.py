@@ -1,0 +1,66 @@
+"""The runner notices wrong jits. Needs no Vulkan device: the jits under test are broken ones on JAX's CPU backend."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from harness.pool import WorkerHandle  # noqa: E402
+from harness.worker import Worker  # noqa: E402
+from run_harnesses import parse  # noqa: E402
+
+
+def first_of(group: str, worker: Worker) -> str:
+    return min(name for name, harness in worker.by_name.items() if harness.group_name == group and "float32" in name)
+
+
+@pytest.fixture(autouse=True)
+def keep_numpy_state():
+    """Loading the harnesses seeds NumPy's global generator."""
+    import numpy as np
+
+    state = np.random.get_state()
+    yield
+    np.random.set_state(state)
+
+
+def judge(jit: str, *options: str) -> dict:
+    worker = Worker(parse(["--jit", jit, "--path", str(HERE), *options]))
+    return worker.run(first_of("cos", worker))
+
+
+@pytest.mark.parametrize(
+    ("jit", "options", "status", "kind"),
+    [
+        ("jax:jit", ["--require-cache"], "pass", None),
+        ("jax:jit", ["--no-xla"], "fallback", None),
+        ("broken_jits:zeros", [], "fail", "value"),
+        ("broken_jits:frozen", [], "fail", "value"),
+        ("broken_jits:low_precision", [], "fail", "value"),
+        ("broken_jits:noop", ["--require-cache"], "fail", "retrace"),
+    ],
+)
+def test_verdict(jit: str, options: list[str], status: str, kind: str | None) -> None:
+    result = judge(jit, *options)
+    assert (result["status"], result.get("kind")) == (status, kind), result
+
+
+def test_a_refusal_is_not_a_failure() -> None:
+    worker = Worker(parse(["--jit", "broken_jits:unsupported", "--path", str(HERE)]))
+    assert worker.run(first_of("sort", worker))["status"] == "unsupported"
+
+
+def test_a_crash_and_a_hang_cost_one_harness_each() -> None:
+    name = first_of("cos", Worker(parse([])))
+    for jit, status in (("broken_jits:crash", "crash"), ("broken_jits:hang", "timeout")):
+        script = [sys.executable, str(HERE / "run_harnesses.py"), "--jit", jit, "--path", str(HERE), "--worker"]
+        handle = WorkerHandle(script, start_timeout=120)
+        try:
+            assert handle.ask(name, timeout=2)["status"] == status
+        finally:
+            handle.stop()

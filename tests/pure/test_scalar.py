@@ -1,0 +1,302 @@
+"""Scalar rules against jax.jit on CPU: every elementwise primitive, every element type, special values included."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from scalar_kernels import run_columns
+
+from k3jit.lowering import scalar
+from k3jit.lowering.dtypes import DTYPES
+from k3jit.lowering.scalar import scalar_rules
+
+FLOATS, INTS = ("f32", "bf16", "f16"), ("i32", "u32", "i8", "u8", "i16", "u16")
+MIN_NORMAL = 2.0**-126
+
+SPECIAL = np.float32(
+    [0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 2, -3, 7.25, 1e-3, -1e-3, 0.999, 1e-20, -1e-20, 100.3, -100.3, 1e10, -1e30,
+     3e38, 65504, 0.49999997, 8388609.0, 2147483648.0, -2147483648.0, 4294967296.0, 127.5, -128.9, 256.0, 1.1754944e-38,
+     np.inf, -np.inf, np.nan]
+)  # fmt: skip
+
+
+def numbers(dtype: str, seed: int, size: int = 300) -> np.ndarray:
+    """Special and random values of an element type."""
+    rng = np.random.default_rng(seed)
+    info = DTYPES[dtype]
+    if info.kind == "f":
+        random = np.concatenate([rng.normal(0, 1, size // 2), rng.normal(0, 30, size // 2)]).astype(np.float32)
+        with np.errstate(over="ignore"):
+            values = np.concatenate([SPECIAL, random]).astype(info.numpy)
+        return np.where(np.abs(values.astype(np.float32)) < MIN_NORMAL, values.dtype.type(0), values).astype(info.numpy)
+    if info.kind == "b":
+        return rng.integers(0, 2, size).astype(np.bool_)
+    limits = np.iinfo(info.numpy)
+    edges = [v for v in (0, 1, -1, 2, -2, 3, 7, 8, 15, 16, 31, 32, 33, limits.min, limits.max, limits.max - 1) if limits.min <= v]
+    small, wide = rng.integers(0, 40, size // 2), rng.integers(limits.min, limits.max, size // 2, endpoint=True)
+    return np.concatenate([np.array(edges, np.int64), small, wide]).astype(info.numpy)
+
+
+def pairs(*columns: np.ndarray) -> list[np.ndarray]:
+    """Every special value of the first columns with every one of the last, and the random rest side by side."""
+    head = [c[:35] for c in columns]
+    grids = [g.ravel() for g in np.meshgrid(*head)] if len(columns) == 2 else [h[: min(map(len, head))] for h in head]
+    rest = min(len(c) for c in columns)
+    return [np.concatenate([g, c[:rest]]) for g, c in zip(grids, columns, strict=True)]
+
+
+def check(
+    name: str, function: Callable[..., Any], columns: list[np.ndarray], out: str, rtol: float = 0.0, atol: float = 0.0, **params: Any
+) -> None:
+    """The rule of primitive `name` on the columns equals the JAX function: exactly, or within the tolerances."""
+    types = tuple(next(n for n, d in DTYPES.items() if d.numpy == c.dtype) for c in columns)
+    got = run_columns(lambda b, *values: scalar.apply(b, name, values, params, types, out), columns, out)
+    want = np.asarray(jax.jit(function)(*columns))
+    assert want.dtype == got.dtype, (name, want.dtype, got.dtype)
+    if DTYPES[out].kind != "f":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    wide_got, wide_want = got.astype(np.float64), want.astype(np.float64)
+    zero = (wide_got == 0) & (wide_want == 0)
+    tiny = (np.abs(wide_got) <= MIN_NORMAL) & (np.abs(wide_want) <= MIN_NORMAL)  # may be flushed on either side
+    same = np.isnan(wide_got) & np.isnan(wide_want) | (wide_got == wide_want) | tiny
+    with np.errstate(invalid="ignore"):
+        close = np.abs(wide_got - wide_want) <= atol + rtol * np.abs(wide_want)
+    bad = ~(same | close) | (zero & (np.signbit(got) != np.signbit(want)))
+    assert not bad.any(), f"{name} {types} -> {out} at " + ", ".join(
+        f"({', '.join(repr(c[i].item()) for c in columns)}): {wide_got[i]!r} not {wide_want[i]!r}" for i in np.flatnonzero(bad)[:5]
+    )
+
+
+UNARY_EXACT = {"neg": lax.neg, "abs": lax.abs, "sign": lax.sign, "floor": lax.floor, "ceil": lax.ceil, "square": lax.square}
+BINARY_EXACT = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "max": lax.max, "min": lax.min, "rem": lax.rem}
+COMPARE = {"eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge}
+BITWISE = {"and": lax.bitwise_and, "or": lax.bitwise_or, "xor": lax.bitwise_xor}
+SHIFTS = {
+    "shift_left": lax.shift_left,
+    "shift_right_logical": lax.shift_right_logical,
+    "shift_right_arithmetic": lax.shift_right_arithmetic,
+}
+# Relative and absolute tolerance in f32 against XLA, whose own functions err too.
+MATH: dict[str, tuple[Callable[..., Any], float, float]] = {
+    "exp": (lax.exp, 1e-6, 0), "exp2": (lax.exp2, 1e-6, 0), "expm1": (lax.expm1, 1e-6, 0), "log": (lax.log, 1e-6, 0),
+    "log1p": (lax.log1p, 1e-6, 0), "logistic": (lax.logistic, 1e-6, 1e-37), "tanh": (lax.tanh, 1e-6, 0),
+    "sqrt": (lax.sqrt, 1e-7, 0), "rsqrt": (lax.rsqrt, 1e-6, 0), "cbrt": (lax.cbrt, 1e-6, 0), "sin": (lax.sin, 1e-6, 1e-7),
+    "cos": (lax.cos, 1e-6, 1e-7), "tan": (lax.tan, 1e-6, 1e-7), "asin": (lax.asin, 1e-6, 0), "acos": (lax.acos, 1e-6, 1e-7),
+    "atan": (lax.atan, 1e-6, 0), "sinh": (lax.sinh, 1e-6, 0), "cosh": (lax.cosh, 1e-6, 0), "asinh": (lax.asinh, 1e-6, 0),
+    "acosh": (lax.acosh, 1e-6, 0), "atanh": (lax.atanh, 1e-6, 0), "erf": (lax.erf, 1e-6, 0), "erfc": (lax.erfc, 1e-6, 1e-8),
+    "erf_inv": (lax.erf_inv, 1e-6, 0), "lgamma": (lax.lgamma, 2e-6, 2e-6), "digamma": (lax.digamma, 2e-6, 2e-6),
+}  # fmt: skip
+STEP = {"f32": 0.0, "bf16": 2.0**-6, "f16": 2.0**-9}  # units in the last place: XLA rounds elsewhere
+# XLA takes exp2 as exp(x ln 2) and sinh as exp(x - ln 2), which lose digits far from zero; test_mathlib has the rest.
+NEAR_ZERO = {"exp2": 4.0, "sinh": 2.0, "cosh": 2.0}
+
+
+def test_every_rule_is_tested() -> None:
+    scalar.lookup("add")
+    others = (
+        "add_any div pow atan2 is_finite round integer_pow not population_count clz select_n clamp convert_element_type "
+        "reduce_precision bitcast_convert_type copy copy_p stop_gradient nextafter log2"
+    )
+    tested = {*UNARY_EXACT, *BINARY_EXACT, *COMPARE, *BITWISE, *SHIFTS, *MATH, *others.split()}
+    assert set(scalar_rules) == tested
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", sorted(UNARY_EXACT))
+def test_unary_floats(name: str, dtype: str) -> None:
+    check(name, UNARY_EXACT[name], [numbers(dtype, 0)], dtype)
+
+
+@pytest.mark.parametrize("dtype", INTS)
+@pytest.mark.parametrize("name", ["neg", "abs", "sign", "square", "not", "population_count", "clz"])
+def test_unary_integers(name: str, dtype: str) -> None:
+    if name == "abs" and DTYPES[dtype].kind == "u":
+        return  # JAX has no such operation
+    functions = {**UNARY_EXACT, "not": lax.bitwise_not, "population_count": lax.population_count, "clz": lax.clz}
+    check(name, functions[name], [numbers(dtype, 1)], dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTS)
+@pytest.mark.parametrize("name", sorted(BINARY_EXACT))
+def test_binary(name: str, dtype: str) -> None:
+    check(name, BINARY_EXACT[name], pairs(numbers(dtype, 2), numbers(dtype, 3)), dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTS)
+def test_div(dtype: str) -> None:
+    check("div", lax.div, pairs(numbers(dtype, 4), numbers(dtype, 5)), dtype)
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTS, "bool"))
+@pytest.mark.parametrize("name", sorted(COMPARE))
+def test_compare(name: str, dtype: str) -> None:
+    check(name, COMPARE[name], pairs(numbers(dtype, 6), numbers(dtype, 7)), "bool")
+
+
+@pytest.mark.parametrize("dtype", (*INTS, "bool"))
+@pytest.mark.parametrize("name", sorted(BITWISE))
+def test_bitwise(name: str, dtype: str) -> None:
+    check(name, BITWISE[name], pairs(numbers(dtype, 8), numbers(dtype, 9)), dtype)
+
+
+@pytest.mark.parametrize("dtype", INTS)
+@pytest.mark.parametrize("name", sorted(SHIFTS))
+def test_shifts(name: str, dtype: str) -> None:
+    check(name, SHIFTS[name], pairs(numbers(dtype, 10), numbers(dtype, 11)), dtype)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_bool_extremes(name: str) -> None:
+    check(name, BINARY_EXACT[name], [numbers("bool", 12), numbers("bool", 13)], "bool")
+    check("not", lax.bitwise_not, [numbers("bool", 12)], "bool")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", sorted(MATH))
+def test_functions(name: str, dtype: str) -> None:
+    function, rtol, atol = MATH[name]
+    x = numbers(dtype, 14)
+    if name in NEAR_ZERO:
+        with np.errstate(invalid="ignore"):
+            x = x[~(np.abs(x.astype(np.float32)) > NEAR_ZERO[name])]
+    check(name, function, [x], dtype, max(rtol, STEP[dtype]), atol if dtype == "f32" else 2.0**-14)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_binary_functions(dtype: str) -> None:
+    x, y = pairs(numbers(dtype, 15), numbers(dtype, 16))
+    check("pow", lax.pow, [x, y], dtype, max(2e-6, STEP[dtype]), 1e-37)
+    # XLA takes atan2 of two numbers below 1e-30 for that of zeros.
+    check("atan2", lax.atan2, [x, y], dtype, max(1e-6, STEP[dtype]), 1e-37)
+    check("pow", lax.pow, [x[:300], numbers("i8", 17)[:300].astype(np.int32)], dtype, max(2e-6, STEP[dtype]), 1e-37)
+
+
+def test_log2() -> None:
+    x = np.abs(numbers("f32", 18))
+    check("log2", lambda v: jnp.log2(v), [x], "f32", 1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_predicates_and_rounding(dtype: str) -> None:
+    x = numbers(dtype, 19)
+    check("is_finite", lax.is_finite, [x], "bool")
+    for method in (lax.RoundingMethod.AWAY_FROM_ZERO, lax.RoundingMethod.TO_NEAREST_EVEN):
+        check("round", lambda v, m=method: lax.round(v, m), [x], dtype, rounding_method=method)
+    for name in ("copy", "copy_p", "stop_gradient"):
+        check(name, lambda v: v, [x], dtype)
+    check("add_any", lax.add, pairs(x, x[::-1]), dtype)
+
+
+@pytest.mark.parametrize("y", [0, 1, 2, 3, 5, 13, -1, -2, -7])
+@pytest.mark.parametrize("dtype", [*FLOATS, "i32", "u8", "i8"])
+def test_integer_pow(dtype: str, y: int) -> None:
+    if y < 0 and dtype not in FLOATS:
+        pytest.skip("integers have no negative powers")
+    rtol = {"f32": 1e-6, "bf16": 2.0**-5, "f16": 2.0**-8}.get(dtype, 0)
+    atol = 1e-37 if dtype != "f16" else 1e-3  # XLA overflows in f16 on the way to a reciprocal
+    check("integer_pow", lambda v: lax.integer_pow(v, y), [numbers(dtype, 20)], dtype, rtol, atol, y=y)
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTS, "bool"))
+def test_select_and_clamp(dtype: str) -> None:
+    a, b, c = (numbers(dtype, s)[:300] for s in (21, 22, 23))
+    size = min(len(a), 300)
+    which = numbers("i8", 24)[:size].astype(np.int32)
+    check("select_n", lax.select_n, [which > 5, a, b], dtype)
+    inside = np.clip(which, 0, 2)
+    check("select_n", lax.select_n, [inside, a, b, c], dtype)
+    check("select_n", lax.select_n, [which > 5, a], dtype)
+    if dtype != "bool":
+        check("clamp", lax.clamp, [a, b, c], dtype)
+
+
+@pytest.mark.parametrize("target", list(DTYPES))
+@pytest.mark.parametrize("source", list(DTYPES))
+def test_convert(source: str, target: str) -> None:
+    x = numbers(source, 25)
+    check("convert_element_type", lambda v: lax.convert_element_type(v, DTYPES[target].numpy), [x], target)
+
+
+@pytest.mark.parametrize(
+    "types", [("f32", "i32", "u32"), ("f16", "bf16", "i16", "u16"), ("i8", "u8")], ids=lambda types: "-".join(types)
+)
+def test_bitcast(types: tuple[str, ...]) -> None:
+    for source in types:
+        info = DTYPES[source]
+        x = numbers(source, 26)
+        if info.kind == "f":
+            x = x[~np.isnan(x.astype(np.float32))]
+        elif types != ("i8", "u8"):  # numbers that are not NaN in the float types
+            x = x[(x.astype(np.int64) & 0x7F80) != 0x7F80] if info.bits == 16 else x[np.abs(x.astype(np.int64)) < 2**30]
+            x = x[(x.astype(np.int64) & 0x7C00) != 0x7C00] if info.bits == 16 else x
+        for target in types:
+            got = run_columns(lambda b, v, s=source, t=target: scalar.apply(b, "bitcast_convert_type", (v,), {}, (s,), t), [x], target)
+            np.testing.assert_array_equal(got.view(np.uint8), x.view(DTYPES[target].numpy).view(np.uint8), f"{source} {target}")
+
+
+def test_bitcast_of_other_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="widths differ"):
+        run_columns(lambda b, v: scalar.apply(b, "bitcast_convert_type", (v,), {}, ("f32",), "i16"), [np.zeros(2, np.float32)], "i16")
+
+
+@pytest.mark.parametrize("bits", [(8, 23), (8, 7), (5, 10), (4, 3), (2, 1), (8, 0), (1, 0), (6, 22)])
+def test_reduce_precision(bits: tuple[int, int]) -> None:
+    exponent, mantissa = bits
+    x = np.concatenate([numbers("f32", 27), np.float32(2.0) ** np.arange(-30, 30, dtype=np.float32) * np.float32(1.0625)])
+    function = functools.partial(lax.reduce_precision, exponent_bits=exponent, mantissa_bits=mantissa)
+    check("reduce_precision", function, [x], "f32", exponent_bits=exponent, mantissa_bits=mantissa)
+    for dtype in ("bf16", "f16"):
+        check("reduce_precision", function, [numbers(dtype, 28)], dtype, exponent_bits=exponent, mantissa_bits=mantissa)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nextafter(dtype: str) -> None:
+    info = DTYPES[dtype]
+    x, y = pairs(numbers(dtype, 29), numbers(dtype, 30))
+    bits = {16: np.uint16, 32: np.uint32}[info.bits]
+    got = run_columns(lambda b, u, v: scalar.apply(b, "nextafter", (u, v), {}, (dtype, dtype), dtype), [x, y], dtype)
+    want = np.nextafter(x, y)  # XLA flushes subnormal results
+    nan = np.isnan(want.astype(np.float32))
+    assert (np.isnan(got.astype(np.float32)) == nan).all()
+    np.testing.assert_array_equal(got[~nan].view(bits), want[~nan].view(bits))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "and", "or", "xor"])
+def test_combiners_and_identities(kind: str, dtype: str) -> None:
+    info = DTYPES[dtype]
+    if info.kind == "f" and kind in ("and", "or", "xor"):
+        return
+    x, y = numbers(dtype, 31)[:200], numbers(dtype, 32)[:200]
+
+    def fold(b, u, v):
+        return scalar.narrow(b, scalar.combine(b, kind, u, v, dtype), dtype)
+
+    neutral = np.full(x.shape, scalar.identity(kind, dtype), info.numpy)
+    wide = np.float32 if info.kind == "f" else info.numpy
+    got = run_columns(fold, [x, neutral], dtype)
+    np.testing.assert_array_equal(got.astype(wide), x.astype(wide))
+    functions = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+    functions |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+    with np.errstate(all="ignore"):
+        want = functions[kind](x, y)
+    np.testing.assert_array_equal(run_columns(fold, [x, y], dtype).astype(wide), want.astype(wide))
+
+
+def test_costs_are_measured() -> None:
+    assert scalar.cost("add") == 1
+    assert scalar.cost("copy") == 0
+    assert 10 < scalar.cost("exp") <= 22
+    assert scalar.cost("tanh") <= 30
+    assert scalar.cost("log") <= 30
+
+
+def test_unknown_primitive() -> None:
+    with pytest.raises(KeyError, match="no scalar rule"):
+        scalar.lookup("frobnicate")
