@@ -90,10 +90,8 @@ class Loaded:
         buffers = [leaf._buffer if type(leaf) is Array else self._upload(leaf) for leaf in leaves]
         if None in buffers:
             leaves[buffers.index(None)]._live_buffer()
-        if _profile.active():
-            times = self.executable.profile(buffers)
-            for taken in list(_profile.active()):
-                taken.add(self, times)
+        if _profile.wanted():
+            _profile.time_call(self, buffers)
         if self.donated:
             self._check_donation(leaves, buffers)
             results = self.executable.run(buffers, donate=self.donated)

@@ -87,6 +87,13 @@ def hoist(closed: Any) -> tuple[Any, list[Any]]:
     return ClosedJaxpr(inner.replace(constvars=(), invars=inputs, debug_info=debug), ()), consts
 
 
+def evaluate(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Results of one equation on these inputs, in the trace that is current."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    results = eqn.primitive.bind(*inputs, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
 def key_base(key: Any) -> Any:
     """The raw uint32 array (or device array) inside a typed PRNG key array, without running anything."""
     return key._base_array

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from . import config
 
 _active: list[Profile] = []
 _lock = threading.Lock()
@@ -134,6 +137,17 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
         found.save(path)
 
 
-def active() -> list[Profile]:
-    """Profiles being taken."""
-    return _active
+def wanted() -> bool:
+    """Whether calls are to be timed."""
+    return bool(_active) or config.value("debug") >= 2
+
+
+def time_call(loaded: Any, buffers: list[Any]) -> None:
+    """Run a call with timestamps, before it runs for its results, and report it."""
+    times = loaded.executable.profile(buffers)
+    for taken in list(_active):
+        taken.add(loaded, times)
+    if config.value("debug") >= 2:
+        shown = Profile()
+        shown.add(loaded, times)
+        print(shown, file=sys.stderr)

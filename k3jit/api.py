@@ -30,7 +30,7 @@ class Entry:
         closed: jaxpr without constants; its first inputs are `consts`.
         consts: values of closed-over arrays.
         tree: structure of the result.
-        donated: flat inputs (constants counted) that are donated.
+        donated: flat inputs that are donated, constants counted.
         transient: the constants belong to a trace in progress, so the entry must not be kept.
     """
 
@@ -38,7 +38,7 @@ class Entry:
 
     def __init__(self, closed: Any, consts: list[Any], tree: Any, donated: frozenset[int]) -> None:
         self.closed, self.consts, self.tree = closed, consts, tree
-        self.donated = frozenset(i + len(consts) for i in donated)
+        self.donated = donated
         self.transient = any(isinstance(c, jax.core.Tracer) for c in consts)
         self.loaded: _compile.Loaded | None = None
         self.hidden: list[Any] = []
@@ -68,6 +68,7 @@ class Jitted:
         self._donate = _match(fun, options.donate_argnums, options.donate_argnames, "donate")
         self._has_static = bool(self._argnums or self._argnames)
         self._entries: OrderedDict[Any, Entry] = OrderedDict()
+        self._traced: OrderedDict[Any, Entry] = OrderedDict()
         self._lock = threading.RLock()
 
     # -- calling -------------------------------------------------------------------------------------------------
@@ -118,17 +119,24 @@ class Jitted:
         return tuple(dynamic), named, tuple(statics)
 
     def _trace(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Any, signature: list[Any]) -> Entry:
+        """The entry of a signature that has not been called yet; traced unless only the place of the arguments is new."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 return entry
-            if config.value("explain_cache_misses"):
-                _dump.say(f"{self._name} is traced: {self._explain(key)}")
-            entry = self._make(args, kwargs, tree, [s.struct() for s in signature])
+            bare = (key[0], tuple([s.bare for s in signature]), *key[2:])
+            traced = self._traced.get(bare)
+            if traced is None:
+                if config.value("explain_cache_misses"):
+                    _dump.say(f"{self._name} is traced: {self._explain(bare)}")
+                traced = self._make(args, kwargs, tree, [s.struct() for s in signature])
+            entry = Entry(traced.closed, traced.consts, traced.tree, traced.donated)
             if not entry.transient:
                 self._entries[key] = entry
-                while len(self._entries) > max(1, config.value("cache_entries")):
-                    self._entries.popitem(last=False)
+                self._traced[bare] = traced
+                for known in (self._entries, self._traced):
+                    while len(known) > max(1, config.value("cache_entries")):
+                        known.popitem(last=False)
             return entry
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Any, structs: list[Any]) -> Entry:
@@ -148,7 +156,8 @@ class Jitted:
         _device.counters["traces"] += 1
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*[dynamic[i] for i in moving], **named)
         closed, consts = _jax_compat.hoist(closed)
-        return Entry(closed, consts, jax.tree.structure(shape), self._donated(args, dynamic, named))
+        donated = frozenset(i + len(consts) for i in self._donated(args, dynamic, named))
+        return Entry(closed, consts, jax.tree.structure(shape), donated)
 
     def _donated(self, args: tuple[Any, ...], dynamic: Any, named: dict[str, Any]) -> frozenset[int]:
         numbers, names = self._donate
@@ -166,10 +175,10 @@ class Jitted:
         return frozenset(donated)
 
     def _explain(self, key: Any) -> str:
-        if not self._entries:
+        if not self._traced:
             return "first call"
         parts = ("structure of the arguments", "shapes and dtypes", "static arguments", "JAX settings", "k3jit settings")
-        closest = max(self._entries, key=lambda old: sum(a == b for a, b in zip(old, key, strict=True)))
+        closest = max(self._traced, key=lambda old: sum(a == b for a, b in zip(old, key, strict=True)))
         changed = [i for i, (a, b) in enumerate(zip(closest, key, strict=True)) if a != b]
         text = ", ".join(parts[i] for i in changed)
         if changed == [1]:
@@ -214,9 +223,10 @@ class Jitted:
         """Forget every traced and compiled signature."""
         with self._lock:
             self._entries.clear()
+            self._traced.clear()
 
     def _cache_size(self) -> int:
-        return len(self._entries)
+        return len(self._traced)
 
     def _jax(self) -> Any:
         return jax.jit(self._fun, static_argnums=self._argnums, static_argnames=tuple(self._argnames))

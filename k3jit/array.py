@@ -29,13 +29,15 @@ _ready = False
 class Signature:
     """What a compiled function depends on in one argument; equal signatures are one object, compared by identity."""
 
-    __slots__ = ("aval", "device", "dtype", "shape", "weak_type")
+    __slots__ = ("aval", "bare", "device", "dtype", "shape", "weak_type")
     _known: dict[tuple[Any, ...], Signature] = {}  # noqa: RUF012
     shape: tuple[int, ...]
     dtype: np.dtype
     weak_type: bool
     device: Any
     aval: Any
+    bare: Signature
+    """The same without a device: what tracing depends on."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: Any, weak_type: bool = False, device: Any = None) -> Signature:
@@ -45,6 +47,7 @@ class Signature:
             found = cls()
             found.shape, found.dtype, found.weak_type, found.device = shape, dtype, weak_type, device
             found.aval = jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
+            found.bare = found if device is None else cls.of(shape, dtype, weak_type)
             found = cls._known.setdefault(key, found)
         return found
 

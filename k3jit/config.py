@@ -110,8 +110,8 @@ _declare(
 )  # fmt: skip
 _declare(
     "device", _text, None, "index, part of a name, or null",
-    "Device used by default; `null` needs no Vulkan and interprets kernels. Default: discrete, integrated, virtual, cpu, in this "
-    "order.",
+    "Device used by default; `null` needs no Vulkan and interprets kernels. Default: discrete, integrated, virtual, cpu, in "
+    "this order.",
     keyed=True,
 )  # fmt: skip
 _declare(
@@ -217,8 +217,7 @@ def markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Each is an environment variable and an attribute of `k3jit.config`. This page is generated:",
-        "`python -m k3jit.config > docs/env_vars.md`.",
+        "Each is an environment variable and an attribute of `k3jit.config`. This page is generated: `make docs`.",
         "",
         "| variable | attribute | accepts | default | recompiles | meaning |",
         "|---|---|---|---|---|---|",

@@ -97,9 +97,7 @@ def bisect(fun: Callable[..., Any], *args: Any, tolerance: float = 1e-4, device:
         inputs = [v.val if hasattr(v, "val") else env[v] for v in eqn.invars]
 
         def one(*values: Any, eqn: Any = eqn) -> list[Any]:
-            subfuns, params = eqn.primitive.get_bind_params(eqn.params)
-            got = eqn.primitive.bind(*subfuns, *values, **params)
-            return list(got) if eqn.primitive.multiple_results else [got]
+            return _jax_compat.evaluate(eqn, values)
 
         want = one(*inputs)
         divergence = _compare(one, inputs, want, place, interpreter, tolerance, _describe(eqn), number)
@@ -157,7 +155,7 @@ def _error(got: Any, want: Any) -> float:
 
 
 def view(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """One self-contained HTML page: what became of `fun(*args)`, stage by stage. In a notebook, wrap it in IPython.display.HTML."""
+    """One self-contained HTML page: what became of `fun(*args)`, stage by stage (for IPython.display.HTML)."""
     from .api import Jitted, jit
     from .stages import memory_of, table_html
 
@@ -177,7 +175,8 @@ def view(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
             continue
     style = (
         "body{font:15px system-ui,sans-serif;margin:1rem auto;max-width:70rem;padding:0 1rem}"
-        "pre{overflow-x:auto;background:#f4f4f4;padding:.6rem}table{border-collapse:collapse;display:block;overflow-x:auto}td,th{border:1px solid #ccc;padding:.2rem .5rem;"
+        "pre{overflow-x:auto;background:#f4f4f4;padding:.6rem}"
+        "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{border:1px solid #ccc;padding:.2rem .5rem;"
         "text-align:left}summary{cursor:pointer;padding:.2rem 0}"
     )
     return (
@@ -218,9 +217,7 @@ def _first_bad(jaxpr: Any, consts: Any, args: list[Any]) -> Any:
     env.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
         inputs = [v.val if hasattr(v, "val") else env[v] for v in eqn.invars]
-        subfuns, params = eqn.primitive.get_bind_params(eqn.params)
-        results = eqn.primitive.bind(*subfuns, *inputs, **params)
-        results = list(results) if eqn.primitive.multiple_results else [results]
+        results = _jax_compat.evaluate(eqn, inputs)
         if any(map(_bad, results)) and not any(map(_bad, inputs)):
             inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             if inner is not None and eqn.primitive.name in (

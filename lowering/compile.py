@@ -13,6 +13,7 @@ from .emit import emit
 from .graph import Graph
 from .plan import Launch, Layout, Memory, Place, Planner, Repeat
 from .program import Buffer, Dispatch, HostLoop, Output, Program, Ref, Step, Texts
+from .reuse import KernelLibrary
 from .schedule import LoopCall, Routine, schedule
 from .spirv_tools import validate
 from .tile import Kernel, to_text
@@ -36,7 +37,7 @@ def lower(
     """
     with _lock:
         graph = build_graph(closed_jaxpr)
-        routine = schedule(graph, caps, fuse)
+        routine = schedule(graph, KernelLibrary(caps), fuse)
         layout = Planner(caps).plan(routine)
         program = _link(name, routine, layout, caps, donated, checked)
     if checked:

@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval
 from . import rules as _rules  # noqa: F401  (registers all rules)
 from .errors import LoweringError, UnsupportedDtype, UnsupportedPrimitive
 from .graph import Graph, GraphBuilder, Map, Node
-from .registry import Refusal, RuleContext, is_key, physical, rules, user_location
+from .registry import Refusal, Rule, RuleContext, is_key, physical, rules, user_location
 from .scalar import scalar_rules
 
 
@@ -98,23 +98,30 @@ class Frame:
             name = equation.primitive.name
             function = rules.get(name)
             if function is None:
-                env[equation.outvars[0]] = self.elementwise(equation, name, inputs)
-                continue
-            try:
-                results = function(RuleContext(self, equation), *inputs, **equation.params)
-            except Refusal as refusal:
-                self.refusals.append((equation, str(refusal)))
-                results = [graph.full(shape, 0, dtype) for shape, dtype in (physical(v.aval) for v in equation.outvars)]
+                results: Any = self.elementwise(equation, name, inputs)
+            else:
+                results = self.apply(function, equation, inputs)
             if isinstance(results, Node):
                 results = (results,)
             for variable, result in zip(equation.outvars, results, strict=True):
-                env[variable] = result
                 if (result.shape, result.dtype) != physical(variable.aval):
                     raise LoweringError(f"rule of {name!r} gives {result!r} for {variable.aval} at {graph.source}")
+                # No kernel makes an array without elements.
+                env[variable] = graph.full(result.shape, 0, result.dtype) if 0 in result.shape else result
         graph.source = outer_source
         return [self.literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
+    def apply(self, function: Rule, equation: Any, inputs: list[Node]) -> Node | Sequence[Node]:
+        """Results of a rule; where it refuses, that is noted and zeros stand in, so that all refusals are found."""
+        try:
+            return function(RuleContext(self, equation), *inputs, **equation.params)
+        except Refusal as refusal:
+            self.refusals.append((equation, str(refusal)))
+            return [self.graph.full(shape, 0, dtype) for shape, dtype in (physical(v.aval) for v in equation.outvars)]
+
     def literal(self, literal: Any) -> Node:
+        if literal.aval.dtype == jax.dtypes.float0:
+            return self.graph.full(literal.aval.shape, False, "bool")
         return self.graph.const(literal.val, physical(literal.aval)[1])
 
     def constant(self, value: Any) -> Node:
@@ -131,9 +138,8 @@ class Frame:
         """A map node, folded where it is an integer or a conversion of scalar constants."""
         aval = equation.outvars[0].aval
         shape, dtype = physical(aval)
-        if name == "convert_element_type":
-            if args[0].dtype == dtype:
-                return args[0]
+        if name == "convert_element_type" and args[0].dtype == dtype:
+            return args[0]
         if all(a.op == "const" and a.shape == () for a in args):
             folded = _fold(name, [a.attr.array for a in args], dtype)
             if folded is not None:

@@ -64,16 +64,17 @@ def live_values(kernel: Kernel) -> set[Value]:
         if value.block is not None and value.block.parent is not None:
             todo.append(value.block.parent)
         if value.op == "result":
-            region, number = value.args[0], value.attr[1]
-            assert isinstance(region, Region)
-            todo.append(region)
-            if region.op == "for":
-                todo.append(region.blocks[0].args[number + 1])
+            source, number = value.args[0], value.attr[1]
+            assert isinstance(source, Region)
+            todo.append(source)
+            if source.op == "for":
+                todo.append(source.blocks[0].args[number + 1])
             else:
-                todo.extend(block.yields[number] for block in region.blocks)
+                todo.extend(block.yields[number] for block in source.blocks)
         elif value.op == "arg":
-            if value.attr:
-                region = value.block.parent  # type: ignore[assignment, union-attr]
+            region = value.block.parent if value.block is not None else None
+            assert isinstance(region, Region)
+            if value.attr:  # a carried value; 0 is the loop index
                 todo += (region.args[value.attr - 1], region.blocks[0].yields[value.attr - 1])
         elif value.op != "for":
             todo.extend(value.args)

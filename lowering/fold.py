@@ -213,8 +213,9 @@ def _div(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
         return a
     if a.dtype == "f32":
         # Division by a power of two is an exact multiplication while the reciprocal is a normal number.
-        mantissa, exponent = math.frexp(number) if number and math.isfinite(number) else (0.0, 0)
-        return builder.op("mul", a, builder.const(1.0 / number, "f32")) if abs(mantissa) == 0.5 and -120 < exponent < 120 else None
+        mantissa, exponent = math.frexp(number)
+        exact = abs(mantissa) == 0.5 and -120 < exponent < 120
+        return builder.op("mul", a, builder.const(1.0 / number, "f32")) if exact else None
     if a.dtype == "u32" and number > 0 and number & (number - 1) == 0:
         return builder.op("shr", a, builder.const(number.bit_length() - 1, "u32"))
     return None
@@ -354,10 +355,12 @@ def _convert(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | No
     (a,) = args
     if a.dtype == attr:
         return a
-    if a.op == "convert" and (a.args[0].dtype == "bool" or {a.args[0].dtype, a.dtype} == {"i32", "u32"}):
-        # A bool is 0 or 1 in every type; i32 and u32 hold the same bits, so only the way to f32 tells them apart.
-        if a.args[0].dtype == "bool" or attr != "f32":
-            return a.args[0] if a.args[0].dtype == attr else builder.op("convert", a.args[0], attr=attr)
+    if a.op != "convert":
+        return None
+    # A bool is 0 or 1 in every type; i32 and u32 hold the same bits, so only the way to f32 tells them apart.
+    inner = a.args[0]
+    if inner.dtype == "bool" or ({inner.dtype, a.dtype} == {"i32", "u32"} and attr != "f32"):
+        return inner if inner.dtype == attr else builder.op("convert", inner, attr=attr)
     return None
 
 

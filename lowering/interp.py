@@ -50,7 +50,9 @@ def run_dispatch(
         ValueError: the arguments do not fit the kernel, or a barrier stands under divergent control.
     """
     if kernel.local_size % subgroup_size:
-        raise ValueError(f"kernel {kernel.name!r}: local size {kernel.local_size} is not a multiple of the subgroup size {subgroup_size}")
+        raise ValueError(
+            f"kernel {kernel.name!r}: {kernel.local_size} lanes are not a multiple of the subgroup size {subgroup_size}"
+        )
     if kernel.packed and segments is None:
         raise ValueError(f"kernel {kernel.name!r} is packed: pass `segments`, the row of each workgroup")
     for number, row in enumerate(rows):
@@ -77,14 +79,22 @@ def _check_row(kernel: Kernel, number: int, row: Sequence[Array | int]) -> None:
             continue
         expected = DTYPES[param.dtype].numpy
         if not isinstance(argument, np.ndarray) or argument.ndim != 1 or argument.dtype != expected:
-            raise ValueError(f"kernel {kernel.name!r} parameter {param.name!r} takes a 1-D {expected} array, row {number} has {argument!r}")
+            raise ValueError(
+                f"kernel {kernel.name!r}: {param.name!r} takes a 1-D {expected} array, row {number} has {argument!r}"
+            )
 
 
 class _Machine:
     """State of one batch of workgroups."""
 
     def __init__(
-        self, kernel: Kernel, row: Sequence[Array | int], batch: Array, groups: tuple[int, int, int], subgroup: int, check_races: bool
+        self,
+        kernel: Kernel,
+        row: Sequence[Array | int],
+        batch: Array,
+        groups: tuple[int, int, int],
+        subgroup: int,
+        check_races: bool,
     ) -> None:
         self.kernel, self.row, self.subgroup = kernel, row, subgroup
         self.shape = (len(batch), kernel.local_size)
@@ -98,7 +108,9 @@ class _Machine:
             "subgroup": lanes // np.int32(subgroup),
         }
         self.shared = [np.full((len(batch), s.size), _GARBAGE[s.dtype], _COMPUTE[s.dtype]) for s in kernel.shared]
-        self.races = [_Races(s.size, len(batch), f"{kernel.name!r} shared {s.name!r}") for s in kernel.shared] if check_races else []
+        self.races = (
+            [_Races(s.size, len(batch), f"{kernel.name!r} shared {s.name!r}") for s in kernel.shared] if check_races else []
+        )
         self.lanes = lanes.astype(np.int64)
         self.env: dict[Value, Any] = {}
 
@@ -172,7 +184,9 @@ class _Machine:
     def shared_store(self, value: Value, mask: Array | None) -> None:
         array, info = self.shared[value.attr], self.kernel.shared[value.attr]
         cells = self._cells(value, array, mask, f"shared {info.name!r}")
-        group, index, stored, active = np.broadcast_arrays(*cells, self.env[value.args[1]], np.ones(self.shape, bool) if mask is None else mask)
+        group, index, stored, active = np.broadcast_arrays(
+            *cells, self.env[value.args[1]], np.ones(self.shape, bool) if mask is None else mask
+        )
         if self.races:
             self.races[value.attr].write(*self._active(cells, mask))
         array[group[active], index[active]] = stored[active]
@@ -310,6 +324,10 @@ def _clz(value: Value, a: Array) -> Array:
     return (32 - np.frexp(bits)[1]).astype(a.dtype)
 
 
+def _select(value: Value, condition: Array, a: Array, b: Array) -> Array:
+    return np.where(condition, a, b)
+
+
 def _convert(value: Value, a: Array) -> Array:
     target = _COMPUTE[value.dtype]
     if target == np.bool_:
@@ -352,7 +370,7 @@ _PURE: dict[str, Callable[..., Array]] = {
     "shr": _shift(np.right_shift),
     "popcount": lambda v, a: np.bitwise_count(a.view(np.uint32)).astype(a.dtype),
     "clz": _clz,
-    "select": lambda v, c, a, b: np.where(c, a, b),
+    "select": _select,
     "convert": _convert,
     "bitcast": lambda v, a: np.ascontiguousarray(a).view(_COMPUTE[v.dtype]),
     "round_to": lambda v, a: a.astype(_NARROW[v.attr]).astype(np.float32),

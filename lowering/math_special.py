@@ -42,9 +42,9 @@ _ERF_INV_TAIL = (
     0.000100950558,
     -0.000200214257,
 )
-# lgamma(1 + u) = u (u - 1) P(u) / Q(u) on -1/2 <= u <= 2
-_LGAMMA_P = (0.5772156715393066, 0.9493774175643921, 0.45763230323791504, 0.06117578223347664, 0.0006193923181854188)
-_LGAMMA_Q = (1.0, 2.0696403980255127, 1.402907133102417, 0.34422773122787476, 0.02262020856142044)
+# lgamma(1 + u) = u (u - 1) P(u + 1/2) / Q(u + 1/2) on -1/2 <= u <= 2
+_LGAMMA_P = (0.7631532549858093, 1.958925724029541, 1.3372544050216675, 0.2185157686471939, 0.002258156891912222)
+_LGAMMA_Q = (1.0, 3.3307368755340576, 3.355901002883911, 1.0900347232818604, 0.08246782422065735)
 _STIRLING = (0.08333316445350647, -0.0027698874473571777, 0.0006789769395254552)  # in x**-2, times 1/x, for x >= 3
 # digamma(1 + u) = (1 + u - root) P(u) / Q(u) on 0 <= u <= 1
 _DIGAMMA_P = (1.2503801584243774, 1.1311472654342651, 0.2107556015253067, 0.0025098896585404873)
@@ -86,7 +86,7 @@ def erfc(x: Expr) -> Expr:
     n = shifted - ROUNDER
     r = n.fma(-LN2_LOW, n.fma(-LN2_HIGH, -square)) - (magnitude - upper) * (magnitude + upper)
     tail = scale_bits(exp_poly(r) * (poly(magnitude, _ERFC_P) / poly(magnitude, _ERFC_Q)), shifted)
-    tail = where(magnitude < 9.19, tail, where(x.is_nan(), NAN, 0.0))
+    tail = where(magnitude < 9.195, tail, where(x.is_nan(), NAN, 0.0))
     return where(x < 0.0, 2.0 - tail, tail)
 
 
@@ -106,7 +106,8 @@ def lgamma(x: Expr) -> Expr:
     tiny, large = magnitude < 0.5, magnitude >= 3.0
     u = where(tiny, magnitude, magnitude - 1.0)
     logarithm = log(magnitude)
-    near = u * (u - 1.0) * (poly(u, _LGAMMA_P) / poly(u, _LGAMMA_Q)) + 0.0  # no -0 at 1
+    v = where(tiny, magnitude + 0.5, magnitude - 0.5)
+    near = u * (u - 1.0) * (poly(v, _LGAMMA_P) / poly(v, _LGAMMA_Q)) + 0.0  # no -0 at 1
     inverse = 1.0 / magnitude
     series = inverse * poly(inverse * inverse, _STIRLING) + 0.41893853320467274  # log(2 pi) / 2 - 1/2
     far = (magnitude - 0.5).fma(logarithm - 1.0, series)

@@ -7,6 +7,7 @@ of the argument are multiplied with as many bits of 2/pi as matter, so the resul
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from .expr import Expr, copysign, poly, where
 from .math_exp import INF, NAN, ROUNDER
@@ -82,7 +83,7 @@ def _reduce_large(x: Expr) -> tuple[Expr, Expr]:
             picked = where(word.eq(index), _TWO_OVER_PI[index + offset], picked)
         words.append(picked)
     # A shift by 32 is undefined, and there is nothing to take from the next word then.
-    window = [(a << shift) | where(shift.eq(0), 0, b >> (tail & 31)) for a, b in zip(words, words[1:], strict=False)]
+    window = [(a << shift) | where(shift.eq(0), 0, b >> (tail & 31)) for a, b in pairwise(words)]
     middle = mantissa * window[1]
     low = middle + _multiply_high(mantissa, window[2])
     carry = where(low < middle, low.lift(1), 0)

@@ -72,10 +72,10 @@ ERROR_BOUNDS: dict[str, float] = {
     "acos": 1.5,
     "atan": 1.6,
     "atan2": 2.0,
-    "erf": 6.0,
-    "erfc": 5.0,
+    "erf": 6.5,
+    "erfc": 6.5,
     "erf_inv": 70.0,
-    "lgamma": 4.0,
+    "lgamma": 5.5,
     "digamma": 5.0,
     "pow": 1.5,
 }

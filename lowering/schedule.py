@@ -5,13 +5,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from ..runtime.caps import DeviceCaps
 from .fuse import Decision, Fuser
 from .graph import Graph, Node
 from .groups import Group
-from .kernels import KernelCall, build
+from .kernels import KernelCall
+from .reuse import KernelLibrary
 from .split import split_large_reductions
-from .tile import to_text
 
 
 @dataclass(eq=False)
@@ -41,20 +40,20 @@ class Routine:
     decisions: list[Decision]
 
 
-def schedule(graph: Graph, caps: DeviceCaps, fuse: bool = True) -> Routine:
+def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True) -> Routine:
     """Cut `graph` into kernels, write them, and put them in an order that respects dependencies."""
     graph = split_large_reductions(graph)
     fuser = Fuser(graph, fuse)
     groups = [g for g in fuser.run() if g.outputs[0].size]
     units: list[tuple[list[KernelCall] | LoopCall, tuple[Node, ...], tuple[Node, ...]]] = []
     for group in groups:
-        calls = build(group, caps)
+        calls = library.calls(group)
         units.append((calls, tuple(group.outputs), tuple(r for call in calls for r in call.reads)))
     for node in graph.nodes:
         if node.op == "loop":
             condition = node.attr.condition
             picks = [n for n in graph.nodes if n.op == "pick" and n.args[0] is node]
-            loop = LoopCall(node, picks, schedule(node.attr.body, caps, fuse), schedule(condition, caps, fuse) if condition else None)
+            loop = LoopCall(node, picks, schedule(node.attr.body, library, fuse), schedule(condition, library, fuse) if condition else None)
             units.append((loop, (node,), node.args))
     return Routine(graph, groups, _order(units), fuser.decisions)
 
@@ -119,7 +118,7 @@ def _split(pack: list[int], units: list) -> list[list[int]]:
 
 
 def _code(call: KernelCall) -> str:
-    return to_text(call.kernel, names=False)
+    return call.kernel.key()
 
 
 def _levels(needs: list[set[int]]) -> list[int]:

@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from .dtypes import DTYPES
+from .fold import fold
+
 VOID = "void"
 
 
@@ -90,6 +93,8 @@ OPS: dict[str, OpInfo] = {
     "for": OpInfo(None, VOID, _ANY, False, "attr = (start, stop, step); args = initial carries; one block"),
     "if": OpInfo(1, VOID, "bool", False, "two blocks, each yielding the results"),
 }
+
+_SIGNATURES = {name: (info.arity, info.result, frozenset(info.types.split()), info.pure) for name, info in OPS.items()}
 
 
 class Value:
@@ -169,10 +174,13 @@ class Kernel:
     packed: bool = False
     source: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
+    _key: str | None = None
 
     def key(self) -> str:
         """Hash of everything that decides the SPIR-V: equal kernels of different layers and sizes share one pipeline."""
-        return hashlib.sha256(to_text(self, names=False).encode()).hexdigest()
+        if self._key is None:
+            self._key = hashlib.sha256(to_text(self, names=False).encode()).hexdigest()
+        return self._key
 
 
 class Builder:
@@ -215,27 +223,33 @@ class Builder:
 
     def op(self, op: str, *args: Value, attr: Any = None) -> Value:
         """Emit operation `op` of `OPS` on `args`."""
-        info = OPS[op]
-        if info.arity is not None and len(args) != info.arity:
-            raise ValueError(f"tile op {op!r} takes {info.arity} arguments, got {len(args)}")
-        if args and args[0].dtype not in info.types.split():
-            raise TypeError(f"tile op {op!r} does not take {args[0].dtype} (takes {info.types})")
-        dtype = {"same": lambda: args[0].dtype, "second": lambda: args[1].dtype, "attr": lambda: attr[0] if isinstance(attr, tuple) else attr}.get(
-            info.result, lambda: info.result
-        )()
-        if info.pure:
-            from .fold import fold
-
+        arity, result, types, pure = _SIGNATURES[op]
+        if arity is not None and len(args) != arity:
+            raise ValueError(f"tile op {op!r} takes {arity} arguments, got {len(args)}")
+        if args and args[0].dtype not in types:
+            raise TypeError(f"tile op {op!r} does not take {args[0].dtype} (takes {sorted(types)})")
+        if pure:
             folded = fold(self, op, args, attr)
-            return folded if folded is not None else self._pure(op, dtype, args, attr)
-        return self._emit(op, dtype, args, attr)
+            if folded is not None:
+                return folded
+        if result == "same":
+            dtype = args[0].dtype
+        elif result == "second":
+            dtype = args[1].dtype
+        elif result == "attr":
+            dtype = attr[0] if isinstance(attr, tuple) else attr
+        else:
+            dtype = result
+        return self._pure(op, dtype, args, attr) if pure else self._emit(op, dtype, args, attr)
 
     def _pure(self, op: str, dtype: str, args: tuple[Value, ...], attr: Any, key: Any = None) -> Value:
         """Place in the outermost block where all arguments exist, sharing an equal value there."""
         block = self.root
+        depth = 0
         for arg in args:
-            if arg.block is not None and arg.block.depth > block.depth:
-                block = arg.block
+            home = arg.block
+            if home.depth > depth:
+                block, depth = home, home.depth
         signature = (op, dtype, args, attr if key is None else key)
         found = block.seen.get(signature)
         if found is None:
@@ -261,8 +275,6 @@ class Builder:
 
     def load(self, param: int, index: Value) -> Value:
         """Element of a buffer. Loads of read-only buffers are shared within a block and its inner blocks."""
-        from .dtypes import DTYPES
-
         p = self.params[param]
         dtype = DTYPES[p.dtype].compute
         if p.mode != "r":

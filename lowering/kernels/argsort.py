@@ -15,15 +15,18 @@ rows need no padding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from ...runtime.caps import DeviceCaps
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import Index, constant, flatten, symbol, unflatten
+from ..index import Index, constant, flatten, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, round_up
+from .writer import KernelCall, Writer, counter, round_up
 
 LOCAL = 64
 RANKED = 64  # longest row sorted by counting
@@ -31,6 +34,7 @@ BLOCK = 1024  # most elements sorted in shared memory
 LANES = 256  # most lanes that sort a block
 
 Element = tuple[Value, ...]  # ordered keys, then the position
+Target = Callable[[Index, Index], Index]  # (row, place) -> row-major position in a node
 
 
 def build_argsort(group: Group, caps: DeviceCaps) -> list[KernelCall]:
@@ -98,7 +102,7 @@ class _Sort:
         writer = Writer(self.group, self.caps)
         b, p = writer.b, writer.p
         lanes = self.node.size
-        local = min(LOCAL, round_up(lanes, self.caps.subgroup_size))
+        local = min(LOCAL, self.caps.max_local_size, round_up(lanes, self.caps.subgroup_size))
         grid, number, surplus = writer.groups(-(-lanes // local))
         mine = number * local + writer.lane(local)
         inside = None if mine.hi < lanes and surplus is None else b.op("lt", p.index(mine), b.i32(lanes))
@@ -106,7 +110,7 @@ class _Sort:
             self._rank(writer, mine)
         else:
             with b.branch(inside):
-                self._rank(writer, symbol("i", 0, lanes - 1, p.index(mine)))
+                self._rank(writer, counter("i", lanes, p.index(mine)))
         return writer.finish(local, grid)
 
     def _rank(self, writer: Writer, mine: Index) -> None:
@@ -125,9 +129,9 @@ class _Sort:
                 rank = counted(rank, constant(other))
         else:
             with b.loop(0, self.count, 1, [rank]) as loop:
-                loop.yield_(counted(loop.carry[0], symbol("o", 0, self.count - 1, loop.index)))
+                loop.yield_(counted(loop.carry[0], counter("o", self.count, loop.index)))
             rank = loop.results[0]
-        to = self._flat(row, symbol("rank", 0, self.count - 1, rank))
+        to = self._flat(row, counter("rank", self.count, rank))
         writer.store([(self.node, to, own[-1])])
 
     # -- a block in shared memory ----------------------------------------------------------------------------------
@@ -142,9 +146,8 @@ class _Sort:
 
     # -- long rows -------------------------------------------------------------------------------------------------
     def long(self) -> list[KernelCall]:
-        keys = tuple(
-            Node("scratch", (), (self.rows, self.count), dtype, None, self.node.source, -1 - i) for i, dtype in enumerate(self.types)
-        )
+        shape, source = (self.rows, self.count), self.node.source
+        keys = tuple(Node("scratch", (), shape, dtype, None, source, -1 - i) for i, dtype in enumerate(self.types))
         blocks = -(-self.count // self.block)
         calls = [self._first(keys, blocks)]
         exchange, merge, last = self._exchange(keys), self._merge(keys, blocks, False), self._merge(keys, blocks, True)
@@ -182,8 +185,8 @@ class _Sort:
 
         block.load(load)
         block.merge(self.block.bit_length() - 2)
-        targets = [] if last else [(k, self._row_major) for k in keys]
-        block.store([*targets, (self.node, self._flat)], skip=len(keys) if last else 0)
+        targets: list[tuple[Node, Target]] = [] if last else [(k, self._row_major) for k in keys]
+        block.store([*targets, (self.node, self._flat)])
         return writer.finish(block.lanes, block.grid)
 
     def _exchange(self, keys: tuple[Node, ...]) -> KernelCall:
@@ -193,7 +196,7 @@ class _Sort:
         numbers = [writer.parameter(k, "rw") for k in keys]
         permutation = writer.parameter(self.node, "rw")
         pairs = 1 << ((self.count - 1).bit_length() - 1)
-        local = min(LOCAL, pairs)
+        local = min(LOCAL, self.caps.max_local_size, pairs)
         grid, number, surplus = writer.groups(self.rows * pairs // local)
         shift, mask = writer.literal("shift", 0), writer.literal("mask", 0)
         row, pair = unflatten(number * local + writer.lane(local), (self.rows, pairs))
@@ -206,15 +209,18 @@ class _Sort:
         if surplus is not None:
             inside = b.op("and", inside, surplus)
         with b.branch(inside):
-            places = [symbol(name, 0, self.count - 1, value) for name, value in (("lower", lower), ("upper", upper))]
-            spots = [[(n, p.index(self._row_major(row, at))) for n in numbers] + [(permutation, p.index(self._flat(row, at)))] for at in places]
+            places = [counter(name, self.count, value) for name, value in (("lower", lower), ("upper", upper))]
+            spots = [
+                [*((n, p.index(self._row_major(row, at))) for n in numbers), (permutation, p.index(self._flat(row, at)))]
+                for at in places
+            ]
             low, high_element = (tuple(b.load(n, at) for n, at in spot) for spot in spots)
             with b.branch(before(b, high_element, low)):
                 for spot, element in zip(spots, (high_element, low), strict=True):
                     for (n, at), value in zip(spot, element, strict=True):
                         b.store(n, at, value)
         call = writer.finish(local, grid)
-        return replace(call, writes=(*keys, self.node), reads=tuple(a for a in call.reads if a not in keys and a is not self.node))
+        return replace(call, writes=(*keys, self.node), reads=())
 
 
 class _Block:
@@ -227,28 +233,28 @@ class _Block:
         self.grid, number, surplus = writer.groups(rows * blocks)
         self.surplus = surplus
         if surplus is not None:
-            number = symbol("g", 0, rows * blocks - 1, b.op("min", p.index(number), b.i32(rows * blocks - 1)))
+            number = counter("g", rows * blocks, b.op("min", p.index(number), b.i32(rows * blocks - 1)))
         self.row, self.number = unflatten(number, (rows, blocks))
         self.lane = writer.lane(self.lanes)
         self.arrays = [b.shared(f"key{i}", t, size) for i, t in enumerate(sort.types)] + [b.shared("position", "i32", size)]
 
-    def load(self, element: object) -> None:
+    def load(self, element: Callable[[Index, Index], Element]) -> None:
         """Fill the block; places past the end of the row stay unset."""
         for local, place, ok in self._places():
             with self._when(ok):
-                for array, value in zip(self.arrays, element(self.row, place), strict=True):  # type: ignore[operator]
+                for array, value in zip(self.arrays, element(self.row, place), strict=True):
                     self.writer.b.shared_store(array, local, value)
         self.writer.b.barrier()
 
-    def store(self, targets: list[tuple[Node, object]], skip: int = 0) -> None:
-        """Store the arrays after the first `skip` of them to nodes, each with its row-major position of (row, place)."""
+    def store(self, targets: list[tuple[Node, Target]]) -> None:
+        """Store the last arrays, one to each node, at its row-major position of (row, place)."""
         b = self.writer.b
         for local, place, ok in self._places():
             if self.surplus is not None:
                 ok = self.surplus if ok is None else b.op("and", ok, self.surplus)
             with self._when(ok):
-                values = [b.shared_load(a, local) for a in self.arrays[skip:]]
-                self.writer.store([(n, at(self.row, place), v) for (n, at), v in zip(targets, values, strict=True)])  # type: ignore[operator]
+                values = [b.shared_load(a, local) for a in self.arrays[-len(targets) :]]
+                self.writer.store([(n, at(self.row, place), v) for (n, at), v in zip(targets, values, strict=True)])
 
     def _places(self) -> list[tuple[Value, Index, Value | None]]:
         """(index in the block, place in the row, whether it exists) of each element that this lane moves."""
@@ -261,7 +267,7 @@ class _Block:
             if place.hi >= count:
                 value = p.index(place)
                 ok = b.op("lt", value, b.i32(count))
-                place = symbol("place", 0, count - 1, value)
+                place = counter("place", count, value)
             out.append((p.index(local), place, ok))
         return out
 
@@ -301,7 +307,5 @@ class _Block:
                         b.shared_store(array, upper, second)
         b.barrier()
 
-    def _when(self, condition: Value | None) -> object:
-        from contextlib import nullcontext
-
+    def _when(self, condition: Value | None) -> AbstractContextManager[Any]:
         return nullcontext() if condition is None else self.writer.b.branch(condition)

@@ -6,14 +6,14 @@ it, a scan over the lanes gives each lane what came before its chunk, and a seco
 
 from __future__ import annotations
 
-from .. import scalar
 from ...runtime.caps import DeviceCaps
+from .. import scalar
 from ..combine import Combiner, State, simple
 from ..graph import Cumulative, Node
 from ..groups import Group
-from ..index import Index, flatten, symbol, unflatten
+from ..index import Index, flatten, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, round_up
+from .writer import KernelCall, Writer, counter, round_up
 
 LOCAL = 64
 SHORT = 32  # elements that are not worth sharing among lanes
@@ -89,14 +89,14 @@ class _CumulativeKernel:
         else:
             value = p.index(row)
             with b.branch(b.op("lt", value, b.i32(self.rows))):
-                self._pass(symbol("row", 0, self.rows - 1, value), self.combiner.identity(p), self.count)
+                self._pass(counter("row", self.rows, value), self.combiner.identity(p), self.count)
         return writer.finish(local, grid)
 
     def _pass(self, row: Index, state: State, count: int) -> None:
         """Go along a whole row and store it."""
         step = UNROLL if count % UNROLL == 0 else 1
         with self.b.loop(0, count // step, 1, state) as loop:
-            turn = symbol("t", 0, count // step - 1, loop.index)
+            turn = counter("t", count // step, loop.index)
             state = loop.carry
             for i in range(step):
                 state = self._step(row, turn * step + i, state)
@@ -130,7 +130,7 @@ class _CumulativeKernel:
         chunk = -(-self.count // lanes)
         grid, number, surplus = writer.groups(self.rows)
         lane = writer.lane(lanes)
-        row = number if surplus is None else symbol("row", 0, self.rows - 1, b.op("min", p.index(number), b.i32(self.rows - 1)))
+        row = number if surplus is None else counter("row", self.rows, b.op("min", p.index(number), b.i32(self.rows - 1)))
         first = lane * chunk
 
         def inside(turn: Index) -> tuple[Index, Value | None]:
@@ -138,17 +138,18 @@ class _CumulativeKernel:
             if column.hi < self.count:
                 return column, None
             value = p.index(column)
-            return symbol("c", 0, self.count - 1, b.op("min", value, b.i32(self.count - 1))), b.op("lt", value, b.i32(self.count))
+            bounded = b.op("min", value, b.i32(self.count - 1))
+            return counter("c", self.count, bounded), b.op("lt", value, b.i32(self.count))
 
         with b.loop(0, chunk, 1, self.combiner.identity(p)) as loop:
-            column, ok = inside(symbol("t", 0, chunk - 1, loop.index))
+            column, ok = inside(counter("t", chunk, loop.index))
             folded = self._step(row, column, loop.carry)
             if ok is not None:
                 folded = tuple(b.op("select", ok, new, old) for new, old in zip(folded, loop.carry, strict=True))
             loop.yield_(*folded)
         before = self._before(lanes, p.index(lane), loop.results)
         with b.loop(0, chunk, 1, before) as loop:
-            column, ok = inside(symbol("t", 0, chunk - 1, loop.index))
+            column, ok = inside(counter("t", chunk, loop.index))
             state = self._step(row, column, loop.carry)
             if surplus is not None:
                 ok = surplus if ok is None else b.op("and", ok, surplus)

@@ -22,12 +22,12 @@ from ..combine import combiner_of
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import ZERO, Index, constant, symbol, unflatten
+from ..index import ZERO, Index, constant, unflatten
 from ..pull import dot_position
 from ..tile import Builder, Value
 from .map import build_map
 from .row import build_row
-from .writer import KernelCall, Writer
+from .writer import KernelCall, Writer, counter
 
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0
@@ -172,17 +172,17 @@ class _Tile:
         """Grid, the subgroup's tile, and whether it exists (surplus subgroups repeat the last tile without storing it)."""
         b, share = self.b, self.schedule.subgroups
         grid, number, surplus = self.writer.groups(-(-tiles // share))
-        tile = number * share + symbol("s", 0, share - 1, b.builtin("subgroup")) if share > 1 else number
+        tile = number * share + counter("s", share, b.builtin("subgroup")) if share > 1 else number
         if tile.hi < tiles and surplus is None:
             return grid, tile, None
         value = self.p.index(tile)
-        return grid, symbol("tile", 0, tiles - 1, b.op("min", value, b.i32(tiles - 1))), b.op("lt", value, b.i32(tiles))
+        return grid, counter("tile", tiles, b.op("min", value, b.i32(tiles - 1))), b.op("lt", value, b.i32(tiles))
 
     def _line(self, at: Index, count: int) -> _Line:
         if at.hi < count:
             return _Line(at, None)
         b, value = self.b, self.p.index(at)
-        return _Line(symbol("line", 0, count - 1, b.op("min", value, b.i32(count - 1))), b.op("lt", value, b.i32(count)))
+        return _Line(counter("line", count, b.op("min", value, b.i32(count - 1))), b.op("lt", value, b.i32(count)))
 
     # -- operands ------------------------------------------------------------------------------------------------
     def _element(self, of_row: bool, at: Index, k: Index) -> Value:
@@ -206,7 +206,7 @@ class _Tile:
         together = self.width // self.step  # rows that one load instruction covers
         lane_k = self.lane % self.step
         if count < self.step:
-            lane_k = symbol("u", 0, count - 1, b.op("min", self.p.index(lane_k), b.i32(count - 1)))
+            lane_k = counter("u", count, b.op("min", self.p.index(lane_k), b.i32(count - 1)))
         loads = []
         for i in range(0, self.schedule.rows, together):
             if together == 1:
@@ -229,7 +229,7 @@ class _Tile:
             state = self._advance(state, ZERO, self.step)
         elif turns:
             with b.loop(0, turns, 1, state) as loop:
-                k = symbol("t", 0, turns - 1, loop.index) * self.step
+                k = counter("t", turns, loop.index) * self.step
                 loop.yield_(*self._advance(list(loop.carry), k, self.step))
             state = list(loop.results)
         if rest:

@@ -2,7 +2,7 @@
 
 Some dimensions of the result are scattered (indices choose the position along them); along the others an update has
 the position of the element it changes. A lane owns one position in the latter and a range of the former. It copies its
-elements from the operand, then walks all updates that can reach it, in row-major order, and applies those that fall
+elements from the operand, then walks all updates that can reach it, index after index, and applies those that fall
 in its range. The result is the same in every run, also for sums of floats.
 """
 
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from .. import scalar
 from ...runtime.caps import DeviceCaps
+from .. import scalar
 from ..graph import Node, Scatter
 from ..groups import Group
-from ..index import ZERO, Cond, Index, constant, flatten, narrow, symbol, unflatten
+from ..index import ZERO, Cond, Index, constant, flatten, narrow, unflatten
 from ..tile import Value
-from .writer import KernelCall, Writer, round_up
+from .writer import KernelCall, Writer, counter, round_up
 
 LOCAL = 64
 LANES = {"cpu": 128}  # lanes worth having; each of them walks all updates. Other kinds of device: MANY
@@ -36,7 +36,7 @@ class Geometry:
         from_window: operand dimension -> dimension of the updates that runs along it.
         batch: dimensions of the updates that number the indices, in order.
         owned_batch: operand dimension -> position in `batch` that it equals.
-        walked: dimensions of the updates that a lane goes through.
+        walked: dimensions of the updates that a lane goes through: index after index, each window in row-major order.
     """
 
     scattered: tuple[int, ...]
@@ -57,7 +57,7 @@ def geometry(node: Node) -> Geometry:
     batch = tuple(d for d in range(len(updates.shape)) if d not in spec.window_dims)
     owned_batch = dict(zip(spec.operand_batch, spec.indices_batch, strict=True))
     scattered = tuple(d for d in dims if d in spec.scatter_map)
-    free = {batch[i] for i in range(len(batch)) if i not in spec.indices_batch} | {from_window[d] for d in scattered if d in from_window}
+    free = [d for i, d in enumerate(batch) if i not in spec.indices_batch]
     return Geometry(
         scattered,
         tuple(d for d in dims if d not in scattered),
@@ -65,7 +65,7 @@ def geometry(node: Node) -> Geometry:
         from_window,
         batch,
         owned_batch,
-        tuple(sorted(free)),
+        (*free, *(from_window[d] for d in scattered if d in from_window)),
     )
 
 
@@ -101,7 +101,7 @@ class _ScatterKernel:
         else:
             value = p.index(mine)
             with b.branch(b.op("lt", value, b.i32(lanes))):
-                self._own(symbol("i", 0, lanes - 1, value))
+                self._own(counter("i", lanes, value))
         return writer.finish(local, grid)
 
     def _own(self, mine: Index) -> None:
@@ -110,7 +110,8 @@ class _ScatterKernel:
         self.place = dict(zip(self.places.owned, unflatten(place, self.owned_shape), strict=True))
         self.first = number * self.share
         self._copy()
-        reached = narrow(Cond(at, 0, self.places.windows[d]) for d, at in self.place.items() if d not in self.places.owned_batch)
+        places = self.places
+        reached = narrow(Cond(at, 0, places.windows[d]) for d, at in self.place.items() if d not in places.owned_batch)
         if reached is None:
             return
         condition = self.p.guard(reached)
@@ -131,13 +132,13 @@ class _ScatterKernel:
         if self.share == 1:
             return element(self.first)
         with b.loop(0, self.share) as loop:
-            at = self.first + symbol("e", 0, self.share - 1, loop.index)
+            at = self.first + counter("e", self.share, loop.index)
             if at.hi < positions:
                 element(at)
             else:
                 value = self.p.index(at)
                 with b.branch(b.op("lt", value, b.i32(positions))):
-                    element(symbol("e", 0, positions - 1, value))
+                    element(counter("e", positions, value))
 
     def _position(self, scattered: tuple[Index, ...]) -> tuple[Index, ...]:
         """Index of the result from the positions along the scattered dimensions."""
@@ -153,7 +154,7 @@ class _ScatterKernel:
         if count == 1:
             return self._update((ZERO,) * len(shape))
         with self.b.loop(0, count) as loop:
-            self._update(unflatten(symbol("t", 0, count - 1, loop.index), shape))
+            self._update(unflatten(counter("t", count, loop.index), shape))
 
     def _update(self, walked: tuple[Index, ...]) -> None:
         """Apply one update where it falls in this lane's range."""
@@ -185,7 +186,7 @@ class _ScatterKernel:
     def _inside_window(self, d: int) -> Index:
         """This lane's position along an owned dimension, in the bounds of the window (beyond it no update is applied)."""
         at, size = self.place[d], self.places.windows[d]
-        return at if at.hi < size else symbol("w", 0, size - 1, self.p.index(at)) if size > 1 else ZERO
+        return at if at.hi < size else counter("w", size, self.p.index(at)) if size > 1 else ZERO
 
     def _in_range(self, position: Index) -> Value:
         b, value = self.b, self.p.index(position)

@@ -110,3 +110,8 @@ class Writer:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def counter(name: str, count: int, value: Value) -> Index:
+    """An index in [0, count) whose value is `value`; plain 0 where it can be nothing else."""
+    return symbol(name, 0, count - 1, value) if count > 1 else constant(0)

@@ -100,11 +100,11 @@ def _(ctx: RuleContext, index: Node, *operands: Node, branches: Sequence[Any], *
     results: list[Node] = []
     for number, branch in enumerate(branches):
         above = from_branch(number) if number else None
-        active = above
+        active = None
         if _has_while(branch):
             below = graph.map("not", from_branch(number + 1)) if number < last else None
-            parts = [p for p in (above, below) if p is not None]
-            active = graph.map("and", *parts) if len(parts) == 2 else parts[0] if parts else None
+            bounds = [p for p in (above, below) if p is not None]
+            active = graph.map("and", *bounds) if len(bounds) == 2 else bounds[0] if bounds else None
         outputs = _inline(ctx, branch, operands, active)
         if above is None:
             results = outputs
@@ -138,20 +138,18 @@ def _has_while(jaxpr: Any) -> bool:
 
 # -- loops -----------------------------------------------------------------------------------------------------------
 class _Captured:
-    """Loop constants: scalar constants are rebuilt inside the body, the others become inputs of it."""
+    """What a loop reads: constants of equal elements are rebuilt inside its body, all else becomes inputs of it."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
         self.passed = [n for n in nodes if _literal(n) is None]
 
-    def rebuild(self, graph: GraphBuilder) -> list[Node]:
-        """The constants as nodes of `graph`; the passed ones are new inputs."""
+    def rebuild(self, graph: GraphBuilder, skip: int = 0) -> list[Node]:
+        """Their counterparts in the body's builder, without `skip` leading dimensions."""
         result = []
         for node in self.nodes:
-            literal = _literal(node)
-            result.append(
-                graph.input(node.shape, node.dtype) if literal is None else graph.full(node.shape, literal, node.dtype)
-            )
+            literal, shape = _literal(node), node.shape[skip:]
+            result.append(graph.input(shape, node.dtype) if literal is None else graph.full(shape, literal, node.dtype))
         return result
 
 
@@ -177,6 +175,7 @@ def _(
     if length <= UNROLL:
         return _unrolled(ctx, jaxpr, length, reverse, consts, carries, stacked)
     captured = _Captured(consts)
+    slices = _Captured(stacked)
     gate = [ctx.active] if ctx.active is not None and _has_while(jaxpr) else []
     body = GraphBuilder()
     body.source = graph.source
@@ -184,10 +183,10 @@ def _(
     inner = captured.rebuild(body)
     frame = ctx.frame.nested(body, active)
     inner += [body.input(c.shape, c.dtype) for c in carries]
-    inner += [body.input(x.shape[1:], x.dtype) for x in stacked]
+    inner += slices.rebuild(body, skip=1)
     outputs = frame.run(jaxpr.jaxpr, jaxpr.consts, inner)
     attr = Loop("scan", body.finish(outputs), len(gate) + len(captured.passed), num_carry, int(length), bool(reverse))
-    loop = graph.node("loop", (*gate, *captured.passed, *carries, *stacked), (), "bool", attr)
+    loop = graph.node("loop", (*gate, *captured.passed, *carries, *slices.passed), (), "bool", attr)
     return [graph.pick(loop, i, shape, dtype) for i, (shape, dtype) in enumerate(shapes)]
 
 

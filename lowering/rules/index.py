@@ -19,9 +19,11 @@ _MODES = {"CLIP": "clip", "FILL_OR_DROP": "fill", "PROMISE_IN_BOUNDS": "inbounds
 
 def index_i32(graph: GraphBuilder, index: Node) -> Node:
     """An index as i32; a u32 beyond i32 stays the largest."""
-    if index.dtype == "u32" and index.op != "const":
-        index = graph.map("min", index, graph.full(index.shape, 2**31 - 1, "u32"))
-    return graph.convert(index, "i32") if index.op != "const" else graph.const(index.attr.array.clip(None, 2**31 - 1), "i32")
+    if index.dtype == "u32":
+        if index.op == "const":
+            return graph.const(index.attr.array.clip(None, 2**31 - 1), "i32")
+        index = graph.map("min", index, graph.const(2**31 - 1, "u32"))
+    return graph.const(index.attr.array, "i32") if index.op == "const" else graph.convert(index, "i32")
 
 
 # -- dynamic slices --------------------------------------------------------------------------------------------------
@@ -72,8 +74,6 @@ def _(
 ) -> Node:
     graph = ctx.graph
     shape, dtype = ctx.out()
-    if 0 in shape:
-        return graph.full(shape, 0, dtype)
     numbers, offsets, sizes = dimension_numbers, tuple(dimension_numbers.offset_dims), tuple(int(s) for s in slice_sizes)
     if ctx.key_dims():
         offsets, sizes = (*offsets, len(shape) - 1), (*sizes, 2)

@@ -82,7 +82,7 @@ def _hash_flat(graph: GraphBuilder, keys: Node, count: int) -> Node:
 
 
 def _partitionable() -> bool:
-    return bool(jax.config.jax_threefry_partitionable)
+    return bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
 
 
 @rule("random_seed")

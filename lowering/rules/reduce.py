@@ -19,7 +19,7 @@ MAPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "
 def _reduction(kind: str) -> None:
     @rule(f"reduce_{kind}")
     def _(ctx: RuleContext, x: Node, *, axes: Sequence[int], **_: Any) -> Node:
-        return ctx.graph.reduce(x, kind, axes)
+        return reduce_kind(ctx.graph, x, kind, axes)
 
 
 for _kind in ("sum", "prod", "max", "min", "and", "or", "xor"):
@@ -53,6 +53,13 @@ def _(ctx: RuleContext, *args: Node, jaxpr: Any, dimensions: Sequence[int], **_:
     return reduce_with(ctx, args[:half], args[half:], jaxpr.jaxpr, jaxpr.consts, dimensions)
 
 
+def reduce_kind(graph: GraphBuilder, x: Node, kind: str, axes: Sequence[int]) -> Node:
+    """Reduction of a plain kind; over no elements it is the neutral element."""
+    if x.size:
+        return graph.reduce(x, kind, axes)
+    return graph.full([n for i, n in enumerate(x.shape) if i not in set(axes)], identity(kind, x.dtype), x.dtype)
+
+
 def reduce_with(
     ctx: RuleContext, operands: Sequence[Node], inits: Sequence[Node], jaxpr: Any, consts: Sequence[Any], axes: Sequence[int]
 ) -> list[Node]:
@@ -60,11 +67,13 @@ def reduce_with(
     graph = ctx.graph
     kind = monoid(jaxpr)
     if kind is not None:
-        total = graph.reduce(operands[0], kind, axes)
+        total = reduce_kind(graph, operands[0], kind, axes)
         return [total if is_identity(kind, inits[0]) else graph.map(MAPS[kind], inits[0], total, dtype=total.dtype)]
-    combiner = scalar_graph(ctx, jaxpr, consts)
     axes = tuple(sorted(axes))
     shape = tuple(s for i, s in enumerate(operands[0].shape) if i not in axes)
+    if operands[0].size == 0:
+        return [graph.broadcast(init, shape, ()) for init in inits]
+    combiner = scalar_graph(ctx, jaxpr, consts)
     args = (*operands, *inits)
     return [graph.node("reduce", args, shape, x.dtype, Reduce("custom", axes, combiner, i)) for i, x in enumerate(operands)]
 

@@ -53,6 +53,8 @@ def _(ctx: RuleContext, x: Node, *, dimensions: Sequence[int]) -> Node:
 def _(ctx: RuleContext, x: Node, fill: Node, *, padding_config: Sequence[tuple[int, int, int]]) -> Node:
     if ctx.key_dims():
         ctx.refuse("padding typed keys")
+    if x.size == 0:
+        return ctx.graph.broadcast(fill, ctx.out()[0], ())
     return ctx.graph.pad(x, fill, [(int(low), int(high), int(mid)) for low, high, mid in padding_config])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..graph import GraphBuilder, Node, Window
 from ..registry import RuleContext, rule
-from .reduce import identity, monoid, reduce_with
+from .reduce import identity, monoid, reduce_kind, reduce_with
 
 
 def windows_of(
@@ -30,6 +30,8 @@ def windowed(graph: GraphBuilder, x: Node, fill: Node, windows: Sequence[Window]
     """Sliding windows of `x` (output positions ++ window positions); no node where each window is one element."""
     if all(w == Window(1) for w in windows):
         return graph.reshape(x, (*x.shape, *(1 for _ in windows)))
+    if x.size == 0:
+        return graph.broadcast(fill, graph.window(x, fill, windows).shape, ())
     return graph.window(x, fill, windows)
 
 
@@ -41,7 +43,7 @@ def _pooling(kind: str) -> None:
     @rule(f"reduce_window_{kind}")
     def _(ctx: RuleContext, x: Node, **params: Any) -> Node:
         view = windowed(ctx.graph, x, ctx.graph.const(identity(kind, x.dtype), x.dtype), _windows(params))
-        return ctx.graph.reduce(view, kind, _window_axes(len(x.shape)))
+        return reduce_kind(ctx.graph, view, kind, _window_axes(len(x.shape)))
 
 
 for _kind in ("sum", "max", "min"):

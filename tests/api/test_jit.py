@@ -44,6 +44,8 @@ def test_retraces_only_for_a_new_signature() -> None:
     g(X, np.float32(3))
     g(X, shift=1.0)
     assert runs == [6]
+    g(k3jit.device_put(X))  # where an argument lies does not matter to the trace
+    assert runs == [6]
     g.clear_cache()
     g(X)
     assert runs == [7]

@@ -134,7 +134,7 @@ def main(argv=None):
             json.dump(report, f, indent=1)
     if a.write_baseline:
         with open(a.write_baseline, "w") as f:
-            json.dump(baseline_of(report), f, indent=0, sort_keys=True)
+            json.dump(baseline_of(report), f, indent=1)
             f.write("\n")
     if a.markdown:
         with open(a.markdown, "w") as f:

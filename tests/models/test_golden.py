@@ -101,11 +101,9 @@ def test_gradients(run: Run) -> None:
 
 
 def test_gradient_summaries(run: Run) -> None:
-    errors = _summary_errors(run, "gradsum.", run.grads)
-    # XLA's CPU products accumulate along the whole contracted axis in float32 and miss this bound in the sum of magnitudes of
-    # the largest case; the float64 run covers the mathematics there.
-    if run.under.name != "xla_f32" or run.case.name != "k3_medium":
-        assert not failures(errors, 1e-4)
+    """Where only summaries of the gradients are stored."""
+    if run.case.name == "k3_medium":
+        assert not failures(_summary_errors(run, "gradsum.", run.grads), 1e-4)
 
 
 def test_parameters_after_two_steps(run: Run) -> None:
@@ -124,6 +122,11 @@ def test_parameters_after_two_steps(run: Run) -> None:
 
 
 def _summary_errors(run: Run, prefix: str, values: dict[str, np.ndarray]) -> dict[str, float]:
+    """Largest error of the five numbers, as a share of the stored l2 norm.
+
+    For XLA in float32 the sum of magnitudes, which is up to sqrt(n) times the l2 norm, is compared with itself instead: changing
+    the weights by half a unit in the last place moves it by about 1e-4 of the l2 norm already.
+    """
     expected = run.case.expected
     heads = run.config.kda_num_heads
     errors = {}
@@ -131,7 +134,10 @@ def _summary_errors(run: Run, prefix: str, values: dict[str, np.ndarray]) -> dic
         reference = expected.get(prefix + name)
         if reference is not None:
             value = value.reshape(-1)[:heads] if name.endswith("A_log") else value
-            errors[name] = float(np.abs(summary(value) - reference).max() / reference[2])
+            scale = np.full(5, reference[2])
+            if run.under.name == "xla_f32":
+                scale[1] = reference[1]
+            errors[name] = float((np.abs(summary(value) - reference) / scale).max())
     return errors
 
 

@@ -52,7 +52,9 @@ def test_long_real(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("length", [40, 100])
 def test_special_floats(dtype: type, length: int, rng: np.random.Generator) -> None:
-    check(NULL_CAPS, [rng.choice(SPECIAL, (2, length)).astype(dtype)], 1)
+    with np.errstate(over="ignore"):
+        pool = SPECIAL.astype(dtype)
+    check(NULL_CAPS, [rng.choice(pool, (2, length))], 1)
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.uint32, np.int8, np.int32])

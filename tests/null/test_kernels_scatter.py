@@ -21,7 +21,11 @@ FUNCTIONS = {
     "min": lax.scatter_min,
     "max": lax.scatter_max,
 }
-MODES = {"clip": lax.GatherScatterMode.CLIP, "drop": lax.GatherScatterMode.FILL_OR_DROP, "inbounds": lax.GatherScatterMode.PROMISE_IN_BOUNDS}
+MODES = {
+    "clip": lax.GatherScatterMode.CLIP,
+    "drop": lax.GatherScatterMode.FILL_OR_DROP,
+    "inbounds": lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+}
 widths = pytest.mark.parametrize("caps", WIDTHS, ids=WIDTH_NAMES)
 
 # operand, indices, updates, (window_dims, inserted, scatter_map, operand_batch, indices_batch)
@@ -94,8 +98,8 @@ def test_embedding_gradient_from_nothing(rng: np.random.Generator) -> None:
     """Zeros as an operand cost no read, and computed updates are evaluated where they land."""
     g = GraphBuilder()
     ids, grads = g.input((30,), "i32"), g.input((30, 10), "f32")
-    zeros = g.full((12, 10), 0.0, "f32")
-    node = g.node("scatter", (zeros, g.reshape(ids, (30, 1)), g.map("neg", grads)), (12, 10), "f32", Scatter((1,), (0,), (0,), (), (), "add", "drop"))
+    arguments = g.full((12, 10), 0.0, "f32"), g.reshape(ids, (30, 1)), g.map("neg", grads)
+    node = g.node("scatter", arguments, (12, 10), "f32", Scatter((1,), (0,), (0,), (), (), "add", "drop"))
     values = {ids: rng.integers(-12, 12, 30).astype(np.int32), grads: rng.standard_normal((30, 10), np.float32)}
     call = build_scatter(group_of("scatter", [node], [ids, grads], node), NULL_CAPS)
     assert set(call.reads) == {ids, grads} and call.writes == (node,)
@@ -128,7 +132,8 @@ def test_against_grad_of_indexing(rng: np.random.Generator) -> None:
     expected = jax.grad(lambda t: jnp.sum(jnp.sin(t[ids])))(table)
     g = GraphBuilder()
     i, u = g.input((3, 4, 1), "i32"), g.input((3, 4, 5), "f32")
-    node = g.node("scatter", (g.full((6, 5), 0.0, "f32"), i, u), (6, 5), "f32", Scatter((2,), (0,), (0,), (), (), "add", "clip"))
+    arguments = g.full((6, 5), 0.0, "f32"), i, u
+    node = g.node("scatter", arguments, (6, 5), "f32", Scatter((2,), (0,), (0,), (), (), "add", "clip"))
     values = {i: ids[..., None], u: np.cos(table[ids])}
     found = run_calls(build_scatter(group_of("scatter", [node], [i, u], node), NULL_CAPS), values, NULL_CAPS)[node]
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from k3jit.lowering.dtypes import DTYPES, name_of
 from k3jit.lowering.expr import Expr
 from k3jit.lowering.interp import run_dispatch
@@ -42,11 +41,16 @@ def run_function(function: Callable[..., Expr], *columns: np.ndarray) -> np.ndar
 def ulp_error(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Error in units in the last place of the exact result; 0 where both are NaN or the same infinity or tiny."""
     exact = np.asarray(exact, np.float64)
-    rounded = exact.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float32)
     spacing = np.spacing(np.maximum(np.abs(rounded), np.float32(2.0**-126))).astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.abs(got.astype(np.float64) - exact) / spacing
     same = (np.isnan(got) & np.isnan(exact)) | (got == rounded)
     # Results in the subnormal range may be flushed to zero.
     same |= (np.abs(exact) < 2.0**-126) & (np.abs(got) <= 2.0**-126)
-    return np.where(same, np.where(np.isfinite(exact) & np.isfinite(error), np.minimum(error, 0.5), 0.0), np.where(np.isnan(error), np.inf, error))
+    return np.where(
+        same,
+        np.where(np.isfinite(exact) & np.isfinite(error), np.minimum(error, 0.5), 0.0),
+        np.where(np.isnan(error), np.inf, error),
+    )

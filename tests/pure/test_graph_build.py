@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from graph_check import check, ops
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from k3jit.lowering.desugar import build_graph
@@ -262,6 +262,7 @@ def test_reduce_window(data: st.DataObject) -> None:
             check(lambda v, i=init, c=combine: lax.reduce_window(v, i, c, sizes, strides, padding, base, dilation), x)
 
 
+@settings(max_examples=8)
 @given(st.data())
 def test_maxpool_gradient(data: st.DataObject) -> None:
     draw = data.draw
@@ -290,6 +291,7 @@ def test_dot_general(data: st.DataObject) -> None:
     check(lambda a, b: lax.dot_general(a, b, dims), lhs, rhs)
 
 
+@settings(max_examples=8)
 @given(st.data())
 def test_conv(data: st.DataObject) -> None:
     draw = data.draw
@@ -336,6 +338,7 @@ def test_gather_and_scatter(data: st.DataObject) -> None:
     check(lambda x, i: getattr(x.at[place(i)], operation)(np.float32(2), mode=mode), numbers(*shape), index)
 
 
+@settings(max_examples=8)
 @given(st.data())
 def test_batched_gather_and_its_gradient(data: st.DataObject) -> None:
     draw = data.draw

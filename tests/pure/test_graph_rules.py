@@ -49,7 +49,10 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "bitcast_narrow": (lambda x: (lax.bitcast_convert_type(x, jnp.uint8), lax.bitcast_convert_type(x, jnp.bfloat16)), (X,)),
     "bitcast_wide": (lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int16), jnp.float32), (X,)),
     "bitcast_16": (lambda x: lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.int8), (X,)),
-    "reduce_kinds": (lambda x: (x.sum(0), x.max(), x.min(1), (x > 3).all(), (x > 3).any(0), lax.reduce_xor(x, (1,))), (INTEGERS,)),
+    "reduce_kinds": (
+        lambda x: (x.sum(0), x.max(), x.min(1), (x > 3).all(), (x > 3).any(0), lax.reduce_xor(x, (1,))),
+        (INTEGERS,),
+    ),
     "reduce_empty": (lambda x: (x.sum(0), x.prod(0), x.max(0, initial=-1), x.sum(1)), (EMPTY,)),
     "reduce_init": (lambda x: (lax.reduce(x, 5, lax.add, (0,)), lax.reduce(x, 0, lax.bitwise_or, (0, 1))), (INTEGERS,)),
     "reduce_custom": (lambda x: lax.reduce(x, 0, affine, (1,)), (INTEGERS,)),
@@ -69,7 +72,11 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "window_custom": (lambda x: lax.reduce_window(x, 0, affine, (2, 2), (1, 1), "SAME"), (INTEGERS,)),
     "maxpool_grad": (jax.grad(lambda x: (maxpool(x) ** 2).sum()), (X,)),
     "maxpool_jvp": (lambda x: jax.jvp(maxpool, (x,), (x + 1,)), (X,)),
-    "dot_integers": (lambda x: (x @ x.T, lax.dot(x.astype(jnp.int8), x.T.astype(jnp.int8), preferred_element_type=jnp.int32)), (INTEGERS,)),
+    "dot_integers": (lambda x: x @ x.T, (INTEGERS,)),
+    "dot_narrow": (
+        lambda x: lax.dot(x.astype(jnp.int8), x.T.astype(jnp.int8), preferred_element_type=jnp.int32),
+        (INTEGERS,),
+    ),
     "dot_outer": (lambda x: (jnp.outer(x[0], x[1]), jnp.einsum("bi,bj->bij", x, x), x[:, :0] @ x[:0]), (INTEGERS,)),
     "dot_bool": (lambda x: lax.dot(x > 0, (x > 0).T, preferred_element_type=jnp.int32), (INTEGERS,)),
     "conv_depthwise": (
@@ -81,14 +88,18 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dynamic_unsigned": (lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)), (X, np.uint32(2**32 - 1))),
     "dynamic_update": (lambda x, i: lax.dynamic_update_slice(x, x[:2, :2] * 2, (i, i)), (X, 4)),
     "gather_modes": (
-        lambda x, i: [x.at[i].get(mode=mode) for mode in ("clip", "fill", "promise_in_bounds")][:2] + [x[i % 3, i % 5]],
+        lambda x, i: (x.at[i].get(mode="clip"), x.at[i].get(mode="fill"), x[i % 3, i % 5]),
         (X, np.array([2, 7, -9, 0], np.int32)),
     ),
     "gather_fill": (
-        lambda x, i: (x.at[i].get(mode="fill"), (x > 0).at[i].get(mode="fill"), x.astype(jnp.uint8).at[i].get(mode="fill", fill_value=3)),
+        lambda x, i: [v.at[i].get(mode="fill") for v in (x, x > 0, x.astype(jnp.uint8))],
         (INTEGERS, np.array([2, 7, -9], np.int32)),
     ),
-    "gather_small_index": (lambda x, i: (x.at[i].get(mode="clip"), x.at[i.astype(jnp.int8)].get()), (X, np.array([2, 200], np.uint8))),
+    "gather_fill_value": (lambda x, i: x.at[i].get(mode="fill", fill_value=3), (INTEGERS, np.array([2, -9], np.int32))),
+    "gather_small_index": (
+        lambda x, i: (x.at[i].get(mode="clip"), x.at[i.astype(jnp.int8)].get()),
+        (X, np.array([2, 200], np.uint8)),
+    ),
     "gather_unsigned": (lambda x, i: x.at[i].get(mode="clip"), (X, np.array([2, 2**32 - 2], np.uint32))),
     "take_along_axis": (lambda x, i: jnp.take_along_axis(x, i, 1), (INTEGERS, np.array([[3], [0], [6], [2]], np.int32))),
     "scatter_kinds": (
@@ -106,7 +117,7 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "top_k_bf16": (lambda x: lax.top_k(x.astype(jnp.bfloat16), 9), (SPECIAL,)),
     "top_k_rows": (lambda x: (lax.top_k(x, 3), lax.top_k(x.astype(jnp.uint8), 2), lax.top_k(x > 0, 2)), (INTEGERS,)),
     "top_k_long": (lambda x: lax.top_k(x, 20), (LONG,)),
-    "cond": (lambda x: (lax.cond(x[0, 0] > 0, lambda: x, lambda: x + 1), lax.cond(x[0, 0] <= 0, lambda: x, lambda: x + 1)), (X,)),
+    "cond": (lambda x: [lax.cond(p, lambda: x, lambda: x + 1) for p in (x[0, 0] > 0, x[0, 0] <= 0)], (X,)),
     "switch": (lambda x, i: lax.switch(i, [lambda: x, lambda: x + 1, lambda: x + 2]), (X, 7)),
     "cond_of_keys": (lambda k, p: lax.cond(p, lambda: jax.random.split(k), lambda: jax.random.split(k)[::-1]), (KEY, True)),
     "fori": (lambda x: lax.fori_loop(0, 10, lambda i, c: c * 0.5 + i, x), (X,)),

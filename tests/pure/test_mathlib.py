@@ -4,17 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from k3jit.lowering import interp
+from k3jit.lowering.mathlib import ERROR_BOUNDS, FUNCTIONS
 from scalar_kernels import run_function, ulp_error
 from scipy import special
 
-from k3jit.lowering import interp
-from k3jit.lowering.mathlib import ERROR_BOUNDS, FUNCTIONS
-
 COUNT = 60_000
 SPECIAL = np.float32(
-    [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1e-30, -1e-30, 1e-20, 1e20, 1e30, -1e30, 3.4028235e38, -3.4028235e38]
-    + [2.0**-126, -(2.0**-126), np.inf, -np.inf, np.nan]
-)
+    [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1e-30, -1e-30, 1e-20, 1e20, 1e30, -1e30, 3.4028235e38, -3.4028235e38,
+     2.0**-126, -(2.0**-126), np.inf, -np.inf, np.nan]
+)  # fmt: skip
 
 
 def uniform(low: float, high: float) -> np.ndarray:
@@ -136,7 +135,9 @@ def test_atan2() -> None:
 
 @pytest.mark.parametrize("name", ["lgamma", "digamma"])
 def test_gamma_functions_below_zero(name: str) -> None:
-    x = np.concatenate([uniform(-20, 0), uniform(-1e-3, 0), -np.arange(1, 9, dtype=np.float32), np.float32([-1e9, -np.inf, 0.0, -0.0])])
+    x = np.concatenate(
+        [uniform(-20, 0), uniform(-1e-3, 0), -np.arange(1, 9, dtype=np.float32), np.float32([-1e9, -np.inf, 0.0, -0.0])]
+    )
     reference = special.gammaln if name == "lgamma" else special.digamma
     want = reference(x.astype(np.float64))
     pole = (x == np.floor(x)) | (x == 0)

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from scalar_kernels import run_columns
-
 from k3jit.lowering import scalar
 from k3jit.lowering.dtypes import DTYPES
 from k3jit.lowering.scalar import scalar_rules
+from scalar_kernels import run_columns
 
 FLOATS, INTS = ("f32", "bf16", "f16"), ("i32", "u32", "i8", "u8", "i16", "u16")
 MIN_NORMAL = 2.0**-126
@@ -37,7 +36,9 @@ def numbers(dtype: str, seed: int, size: int = 300) -> np.ndarray:
     if info.kind == "b":
         return rng.integers(0, 2, size).astype(np.bool_)
     limits = np.iinfo(info.numpy)
-    edges = [v for v in (0, 1, -1, 2, -2, 3, 7, 8, 15, 16, 31, 32, 33, limits.min, limits.max, limits.max - 1) if limits.min <= v]
+    edges = [
+        v for v in (0, 1, -1, 2, -2, 3, 7, 8, 15, 16, 31, 32, 33, limits.min, limits.max, limits.max - 1) if limits.min <= v
+    ]
     small, wide = rng.integers(0, 40, size // 2), rng.integers(limits.min, limits.max, size // 2, endpoint=True)
     return np.concatenate([np.array(edges, np.int64), small, wide]).astype(info.numpy)
 
@@ -51,7 +52,13 @@ def pairs(*columns: np.ndarray) -> list[np.ndarray]:
 
 
 def check(
-    name: str, function: Callable[..., Any], columns: list[np.ndarray], out: str, rtol: float = 0.0, atol: float = 0.0, **params: Any
+    name: str,
+    function: Callable[..., Any],
+    columns: list[np.ndarray],
+    out: str,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    **params: Any,
 ) -> None:
     """The rule of primitive `name` on the columns equals the JAX function: exactly, or within the tolerances."""
     types = tuple(next(n for n, d in DTYPES.items() if d.numpy == c.dtype) for c in columns)
@@ -69,7 +76,8 @@ def check(
         close = np.abs(wide_got - wide_want) <= atol + rtol * np.abs(wide_want)
     bad = ~(same | close) | (zero & (np.signbit(got) != np.signbit(want)))
     assert not bad.any(), f"{name} {types} -> {out} at " + ", ".join(
-        f"({', '.join(repr(c[i].item()) for c in columns)}): {wide_got[i]!r} not {wide_want[i]!r}" for i in np.flatnonzero(bad)[:5]
+        f"({', '.join(repr(c[i].item()) for c in columns)}): {wide_got[i]!r} not {wide_want[i]!r}"
+        for i in np.flatnonzero(bad)[:5]
     )
 
 
@@ -94,7 +102,7 @@ MATH: dict[str, tuple[Callable[..., Any], float, float]] = {
 }  # fmt: skip
 STEP = {"f32": 0.0, "bf16": 2.0**-6, "f16": 2.0**-9}  # units in the last place: XLA rounds elsewhere
 # XLA takes exp2 as exp(x ln 2) and sinh as exp(x - ln 2), which lose digits far from zero; test_mathlib has the rest.
-NEAR_ZERO = {"exp2": 4.0, "sinh": 2.0, "cosh": 2.0}
+NEAR_ZERO = {"exp2": 2.0, "sinh": 2.0, "cosh": 2.0}
 
 
 def test_every_rule_is_tested() -> None:
@@ -193,11 +201,11 @@ def test_float_predicates_and_rounding(dtype: str) -> None:
     check("add_any", lax.add, pairs(x, x[::-1]), dtype)
 
 
-@pytest.mark.parametrize("y", [0, 1, 2, 3, 5, 13, -1, -2, -7])
-@pytest.mark.parametrize("dtype", [*FLOATS, "i32", "u8", "i8"])
+POWERS = [(d, y) for d in (*FLOATS, "i32", "u8", "i8") for y in (0, 1, 2, 3, 5, 13, -1, -2, -7) if y >= 0 or d in FLOATS]
+
+
+@pytest.mark.parametrize(("dtype", "y"), POWERS)
 def test_integer_pow(dtype: str, y: int) -> None:
-    if y < 0 and dtype not in FLOATS:
-        pytest.skip("integers have no negative powers")
     rtol = {"f32": 1e-6, "bf16": 2.0**-5, "f16": 2.0**-8}.get(dtype, 0)
     atol = 1e-37 if dtype != "f16" else 1e-3  # XLA overflows in f16 on the way to a reciprocal
     check("integer_pow", lambda v: lax.integer_pow(v, y), [numbers(dtype, 20)], dtype, rtol, atol, y=y)
@@ -236,13 +244,17 @@ def test_bitcast(types: tuple[str, ...]) -> None:
             x = x[(x.astype(np.int64) & 0x7F80) != 0x7F80] if info.bits == 16 else x[np.abs(x.astype(np.int64)) < 2**30]
             x = x[(x.astype(np.int64) & 0x7C00) != 0x7C00] if info.bits == 16 else x
         for target in types:
-            got = run_columns(lambda b, v, s=source, t=target: scalar.apply(b, "bitcast_convert_type", (v,), {}, (s,), t), [x], target)
+            got = run_columns(
+                lambda b, v, s=source, t=target: scalar.apply(b, "bitcast_convert_type", (v,), {}, (s,), t), [x], target
+            )
             np.testing.assert_array_equal(got.view(np.uint8), x.view(DTYPES[target].numpy).view(np.uint8), f"{source} {target}")
 
 
 def test_bitcast_of_other_width_is_refused() -> None:
     with pytest.raises(ValueError, match="widths differ"):
-        run_columns(lambda b, v: scalar.apply(b, "bitcast_convert_type", (v,), {}, ("f32",), "i16"), [np.zeros(2, np.float32)], "i16")
+        run_columns(
+            lambda b, v: scalar.apply(b, "bitcast_convert_type", (v,), {}, ("f32",), "i16"), [np.zeros(2, np.float32)], "i16"
+        )
 
 
 @pytest.mark.parametrize("bits", [(8, 23), (8, 7), (5, 10), (4, 3), (2, 1), (8, 0), (1, 0), (6, 22)])
@@ -261,7 +273,8 @@ def test_nextafter(dtype: str) -> None:
     x, y = pairs(numbers(dtype, 29), numbers(dtype, 30))
     bits = {16: np.uint16, 32: np.uint32}[info.bits]
     got = run_columns(lambda b, u, v: scalar.apply(b, "nextafter", (u, v), {}, (dtype, dtype), dtype), [x, y], dtype)
-    want = np.nextafter(x, y)  # XLA flushes subnormal results
+    with np.errstate(all="ignore"):
+        want = np.nextafter(x, y)  # XLA flushes subnormal results
     nan = np.isnan(want.astype(np.float32))
     assert (np.isnan(got.astype(np.float32)) == nan).all()
     np.testing.assert_array_equal(got[~nan].view(bits), want[~nan].view(bits))
