@@ -19,8 +19,8 @@ import numpy as np
 from . import _compile, _device, _dump, _jax_compat, config, primitive
 from .array import Array, Signature, host_value
 
+_settings: Any = jax.config
 _tree_flatten = jax.tree_util.tree_flatten
-_MISSING = object()
 
 
 class Entry:
@@ -73,7 +73,7 @@ class Jitted:
 
     # -- calling -------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        if _settings.jax_disable_jit:
             return self._fun(*args, **kwargs)
         statics: Any = None
         dynamic, named = args, kwargs
@@ -106,7 +106,7 @@ class Jitted:
     # -- tracing -------------------------------------------------------------------------------------------------
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """Arguments without the static ones, and a hashable of the static ones."""
-        statics = []
+        statics: list[Any] = []
         dynamic = list(args)
         for number in self._argnums:
             if number < len(args):
@@ -161,7 +161,8 @@ class Jitted:
 
     def _donated(self, args: tuple[Any, ...], dynamic: Any, named: dict[str, Any]) -> frozenset[int]:
         numbers, names = self._donate
-        donated, position = set(), 0
+        donated: set[int] = set()
+        position = 0
         for i in range(len(args)):
             count = len(jax.tree.leaves(dynamic[i]))
             if i in numbers:
@@ -319,7 +320,7 @@ def _signature(leaf: Any) -> Any:
     if kind is np.ndarray or isinstance(leaf, np.generic):
         return _of(leaf.shape, leaf.dtype, False)
     if isinstance(leaf, jax.core.Tracer):
-        aval = leaf.aval
+        aval: Any = leaf.aval
         return _of(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         base = _jax_compat.key_base(leaf) if isinstance(leaf, jax.Array) and _compile.is_key(leaf.dtype) else None
@@ -335,7 +336,7 @@ def _signature(leaf: Any) -> Any:
 
 def _of(shape: tuple[int, ...], dtype: Any, weak: bool, device: Any = None) -> Signature:
     if not _extended(dtype):
-        dtype = _canonical(np.dtype(dtype), bool(jax.config.jax_enable_x64))
+        dtype = _canonical(np.dtype(dtype), bool(_settings.jax_enable_x64))
     return Signature.of(shape, dtype, weak, device)
 
 
@@ -350,11 +351,11 @@ def _canonical(dtype: np.dtype, x64: bool) -> np.dtype:
 
 
 def _python_int() -> Signature:
-    return Signature.of((), _canonical(np.dtype(np.int64), bool(jax.config.jax_enable_x64)), True)
+    return Signature.of((), _canonical(np.dtype(np.int64), bool(_settings.jax_enable_x64)), True)
 
 
 def _python_float() -> Signature:
-    return Signature.of((), _canonical(np.dtype(np.float64), bool(jax.config.jax_enable_x64)), True)
+    return Signature.of((), _canonical(np.dtype(np.float64), bool(_settings.jax_enable_x64)), True)
 
 
 def _static(value: Any, where: Any, name: str) -> Any:

@@ -305,8 +305,8 @@ class Array(jax.Array):
     def __array_namespace__(self, *, api_version: str | None = None, device: Any = None) -> Any:
         return jnp
 
-    def tobytes(self) -> bytes:
-        return self._value().tobytes()
+    def tobytes(self, order: str = "C") -> bytes:
+        return self._value().tobytes(order)  # type: ignore[arg-type]
 
     def _split(self, indices: Any, axis: int = 0) -> Any:
         """What jacfwd and jacrev cut results with; one piece stays where it is."""
@@ -357,7 +357,7 @@ METHODS = """
     flatten max mean min nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take
     to_device trace transpose var view _chunk_iter _multi_slice _unstack
 """.split()  # noqa: SIM905
-_BINARY = {
+_BINARY: dict[str, Callable[..., Any]] = {
     "add": jnp.add,
     "sub": jnp.subtract,
     "mul": jnp.multiply,
@@ -373,7 +373,7 @@ _BINARY = {
     "lshift": jnp.left_shift,
     "rshift": jnp.right_shift,
 }
-_COMPARE = {
+_COMPARE: dict[str, Callable[..., Any]] = {
     "eq": jnp.equal,
     "ne": jnp.not_equal,
     "lt": jnp.less,
@@ -419,7 +419,7 @@ def _delegate() -> None:
         setattr(Array, f"__{name}__", unary(f"__{name}__", function))
     for name in METHODS:
         setattr(Array, name, method(name))
-    Array.__round__ = lambda self, digits=0: self.round(digits)  # type: ignore[attr-defined]
+    setattr(Array, "__round__", lambda self, digits=0: self.round(digits))  # noqa: B010  (jax.Array declares it)
 
 
 _delegate()

@@ -71,7 +71,7 @@ def _types(*avals: Any, jaxpr: Any, name: str, device: Any) -> tuple[list[Any], 
 
 
 def _struct(value: Any) -> jax.ShapeDtypeStruct:
-    aval = value if isinstance(value, jax.core.AbstractValue) else jax.typeof(value)
+    aval: Any = value if isinstance(value, jax.core.AbstractValue) else jax.typeof(value)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
 
 

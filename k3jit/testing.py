@@ -81,8 +81,8 @@ def _wave(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
 
 
 def _compare(got: Any, want: Any, rtol: float | None, atol: float | None, what: str) -> None:
-    got_leaves, got_tree = jax.tree.flatten(got)
-    want_leaves, want_tree = jax.tree.flatten(want)
+    got_leaves, want_leaves = jax.tree.leaves(got), jax.tree.leaves(want)
+    got_tree, want_tree = str(jax.tree.structure(got)), str(jax.tree.structure(want))
     assert got_tree == want_tree, f"{what}: structure {got_tree} instead of {want_tree}"
     for number, (a, b) in enumerate(zip(got_leaves, want_leaves, strict=True)):
         name = f"{what}, result {number}"
@@ -153,7 +153,7 @@ def check_grads(
     )
 
 
-_SPECIALS = (0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5, 3.0e38, -3.0e38)
+_SPECIALS = (0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5)
 
 
 def arrays(dtype: Any, shape: Any, *, specials: bool = True) -> Any:
@@ -178,7 +178,8 @@ def arrays(dtype: Any, shape: Any, *, specials: bool = True) -> Any:
         smallest = float(jnp.finfo(kind).tiny)
         elements = st.floats(-4.0, 4.0, width=32).map(lambda x: 0.0 if abs(x) < smallest else x)
         if specials:
-            elements = st.one_of(elements, st.sampled_from(_SPECIALS))
+            largest = float(jnp.finfo(kind).max)
+            elements = st.one_of(elements, st.sampled_from((*_SPECIALS, largest, -largest)))
 
     def fill(chosen: tuple[int, ...]) -> Any:
         count = int(np.prod(chosen, dtype=int))
@@ -202,6 +203,7 @@ class Example:
         return f"Example({self.text}; args {[f'{a.dtype}{list(a.shape)}' for a in self.args]})"
 
 
+# All continuous: a difference of one rounding must not become a jump.
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
     "neg": jnp.negative,
@@ -210,8 +212,8 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "square": jnp.square,
     "sin": jnp.sin,
     "relu": jax.nn.relu,
-    "floor": jnp.floor,
-    "cast": lambda x: x.astype(jnp.int32).astype(jnp.float32),
+    "clip": lambda x: jnp.clip(x, -1.0, 1.0),
+    "exp": lambda x: jnp.exp(-jnp.abs(x)),
     "flip": lambda x: jnp.flip(x, 0) if x.ndim else x,
     "transpose": jnp.transpose,
     "ravel": jnp.ravel,
@@ -224,15 +226,15 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "first_half": lambda x: x[: (x.shape[0] + 1) // 2] if x.ndim else x,
     "sort": lambda x: jnp.sort(x, axis=-1) if x.ndim else x,
     "scan": lambda x: jax.lax.scan(lambda c, row: (c * 0.5 + row, c), jnp.zeros(x.shape[1:], x.dtype), x)[1] if x.ndim else x,
-    "pad": lambda x: jnp.pad(x, [(1, 0)] * x.ndim) if x.size < 4096 else x,
+    "pad": lambda x: jnp.pad(x, [(1, 0)] * x.ndim) if x.ndim and x.size < 4096 else x,
 }
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": jnp.add,
     "sub": jnp.subtract,
     "mul": jnp.multiply,
     "max": jnp.maximum,
-    "where": lambda a, b: jnp.where(a > b, a, b * 0.5),
-    "atan2": jnp.arctan2,
+    "where": lambda a, b: jnp.where(a > b, a, b),
+    "logaddexp": jnp.logaddexp,
 }
 
 
@@ -254,6 +256,7 @@ def programs(max_ops: int = 12) -> Any:
         for _ in range(draw(st.integers(1, max_ops))):
             first = draw(st.integers(0, len(known) - 1))
             partners = [i for i, other in enumerate(known) if _broadcastable(known[first].shape, other.shape)]
+            step: tuple[str, tuple[int, ...]]
             if draw(st.booleans()):
                 step = (draw(st.sampled_from(sorted(_UNARY))), (first,))
             else:

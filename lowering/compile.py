@@ -88,7 +88,8 @@ class _Linker:
             rows = tuple(tuple(self.ref(a) if isinstance(a, Place) else a for a in row) for row in step.rows)
             segments = self.ref(step.segments) if step.segments else None
             reads, writes = (tuple(dict.fromkeys(self.ref(p) for p in places)) for places in (step.reads, step.writes))
-            out.append(Dispatch(self.kernel(step.kernel), step.groups, rows, segments, reads, writes))
+            inplace = tuple((self.ref(read), self.ref(written)) for read, written in step.inplace)
+            out.append(Dispatch(self.kernel(step.kernel), step.groups, rows, segments, reads, writes, inplace))
         return out
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from .program import Barrier, Buffer, Dispatch, HostLoop, Program, Ref, Step
 
 Range = tuple[object, int, int]
+_NOWHERE: Range = (None, 0, 0)
 
 
 class HazardError(RuntimeError):
@@ -95,6 +96,7 @@ def _check(program: Program, steps: Sequence[Step]) -> None:
             window = _Window()
         else:
             _check_declared(program, step)
+            _check_inside(program, step)
             reads, writes = ranges(program.buffers, step.reads), ranges(program.buffers, step.writes)
             found = window.conflict(reads, writes)
             if found is not None:
@@ -114,3 +116,21 @@ def _check_declared(program: Program, step: Dispatch) -> None:
                     raise HazardError(f"{kernel.name}: parameter {param.name} is written but not declared so")
                 if "r" in param.mode and value not in reads and value not in writes:
                     raise HazardError(f"{kernel.name}: parameter {param.name} is read but not declared so")
+
+
+def _check_inside(program: Program, step: Dispatch) -> None:
+    """Within a dispatch, only places declared to be updated in place may be both read and written."""
+    given = [a for row in step.rows for a in row if isinstance(a, Ref)]
+    for written in step.writes:
+        for read in step.reads:
+            if read == written or (read, written) in step.inplace:
+                continue
+            (first,), (second,) = ranges(program.buffers, [read]) or [_NOWHERE], ranges(program.buffers, [written])
+            if first[0] is not None and _overlap(first, second):
+                name = program.kernels[step.kernel].name
+                raise HazardError(f"{program.name}: {name} reads bytes {first[1]}..{first[2]} of {first[0]} while it writes them")
+    for read, written in step.inplace:
+        (first,), (second,) = ranges(program.buffers, [read]) or [_NOWHERE], ranges(program.buffers, [written])
+        shared = first[0] is not None and _overlap(first, second)
+        if shared and (first != second or given.count(read) != 1 or given.count(written) != 1):
+            raise HazardError(f"{program.name}: {program.kernels[step.kernel].name} may not update {first[0]} in place")

@@ -6,6 +6,7 @@ iteration wrote is what the next one reads, and slices of stacked inputs and res
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -150,6 +151,9 @@ class Planner:
             reads += [p for a, p in zip(call.args, row, strict=True) if isinstance(a, Node) and (a not in written or a.op == "scratch")]
             writes += [env[n] for n in call.writes]
             inplace += [(env[r], env[w]) for r, w in call.inplace]
+        # Sharing memory is right only if nothing else in the dispatch, of this row or another, touches it.
+        uses = Counter(a.memory for row in rows for a in row if isinstance(a, Place))
+        inplace = [(read, written) for read, written in inplace if uses[read.memory] == uses[written.memory] == 1]
         kernel, first = pack.calls[0].kernel, pack.calls[0]
         if len(pack.calls) == 1:
             self.steps.append(Launch(kernel, first.groups, rows, reads, writes, inplace))  # type: ignore[arg-type]

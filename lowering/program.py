@@ -48,6 +48,7 @@ class Dispatch:
     Attributes:
         groups: workgroups in x, y, z, each within the device's limit.
         reads, writes: places touched, for barriers and for the hazard checker.
+        inplace: (read, written) places that may be the same memory: each lane reads an element before it alone writes it.
     """
 
     kernel: int
@@ -56,6 +57,7 @@ class Dispatch:
     segments: Ref | None = None
     reads: tuple[Ref, ...] = ()
     writes: tuple[Ref, ...] = ()
+    inplace: tuple[tuple[Ref, Ref], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .plot import line_chart
 from .text import load_text, sample_batch, unigram_entropy
 
 Jit = Callable[..., Any]
-DEFAULT_STEPS, DEFAULT_BATCH, DEFAULT_LENGTH, DEFAULT_LEARNING_RATE = 150, 8, 128, 6e-3
+DEFAULT_STEPS, DEFAULT_BATCH, DEFAULT_LENGTH, DEFAULT_LEARNING_RATE = 120, 8, 128, 8e-3
 _LAST = 20
 
 
@@ -32,7 +32,7 @@ _LAST = 20
 class TrainResult:
     """``params`` after the last step, the loss of each step, whether Ctrl-C ended it early, and the time of the steps."""
 
-    params: k3.Config | Any
+    params: Any
     losses: list[float]
     interrupted: bool
     seconds: float

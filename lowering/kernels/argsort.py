@@ -1,52 +1,38 @@
 """Stable argsort: the permutation that sorts the rows along a dimension.
 
-Keys become integers whose order is JAX's (-0 equals +0, NaN is last), and equal keys keep their order because the
-position is the last key. Three ways, by the length of a row:
-
-* rank: a lane an element counts the elements before it; short rows.
-* block: a workgroup sorts a row in shared memory.
-* long: blocks are sorted in shared memory, then merged through global memory, with the stages that stay inside a block
-  done in shared memory again.
-
-Both longer ways are the bitonic network whose merges begin by comparing mirrored places, so that every comparison puts
-the smaller element first. Then places past the end of a row, which count as the largest, never take part in an exchange:
-rows need no padding.
+Keys become integers whose order is JAX's (-0 equals +0, NaN is last). A row is cut into blocks. An element's place in
+its block is the number of elements that sort before it, which every lane counts for elements of its own while the
+subgroup passes the block's keys around. Then sorted runs are merged in pairs: an element's place is its place in its own
+run plus the number of elements of the other run before it, found by bisection. Equal keys keep their order because those
+of an earlier block, or of the left run, count as smaller. There are no barriers and no exchanges, and all merges share
+one kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from ...runtime.caps import DeviceCaps
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import Index, constant, flatten, unflatten
+from ..index import Index, flatten, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, counter, round_up
+from .writer import KernelCall, Writer, counter, local_size
 
-LOCAL = 64
-RANKED = 64  # longest row sorted by counting
-BLOCK = 1024  # most elements sorted in shared memory
-LANES = 256  # most lanes that sort a block
+BLOCK = 256  # elements sorted by counting; a power of two
+SINGLE = 512  # longest row that is one block, which saves the merges
+OWN = 64  # elements a subgroup counts for, at least one a lane
 
-Element = tuple[Value, ...]  # ordered keys, then the position
-Target = Callable[[Index, Index], Index]  # (row, place) -> row-major position in a node
+Keys = tuple[Value, ...]
 
 
 def build_argsort(group: Group, caps: DeviceCaps) -> list[KernelCall]:
     """Kernels of a group whose anchor and only output is an argsort."""
     node = group.anchor
     assert node is not None and node.op == "argsort" and group.outputs == [node]
-    sort = _Sort(group, caps, node)
-    if sort.count <= RANKED:
-        return [sort.by_rank()]
-    if sort.count <= sort.block:
-        return [sort.in_block()]
-    return sort.long()
+    return _Sort(group, caps, node).build()
 
 
 def ordered(b: Builder, value: Value, dtype: str) -> Value:
@@ -59,16 +45,14 @@ def ordered(b: Builder, value: Value, dtype: str) -> Value:
     # Integers only: comparisons of floats may treat subnormals as zeros.
     bits = b.op("bitcast", value, attr="i32")
     size = b.op("and", bits, b.i32(0x7FFFFFFF))
-    negated = b.op("xor", bits, b.i32(0x7FFFFFFF))
-    signed = b.op("select", b.op("lt", bits, b.i32(0)), negated, bits)
-    signed = b.op("select", b.op("eq", size, b.i32(0)), b.i32(0), signed)
+    signed = b.op("select", b.op("lt", bits, b.i32(0)), b.op("neg", size), size)  # both zeros become 0
     return b.op("select", b.op("lt", b.i32(0x7F800000), size), b.i32(0x7FFFFFFF), signed)
 
 
-def before(b: Builder, first: Element, second: Element) -> Value:
-    """Whether `first` sorts before `second`."""
-    result = b.op("lt", first[-1], second[-1])
-    for x, y in reversed(list(zip(first[:-1], second[:-1], strict=True))):
+def before(b: Builder, first: Keys, second: Keys, ties: Value) -> Value:
+    """Whether `first` sorts before `second`, where `ties` says it for equal keys."""
+    result = ties
+    for x, y in reversed(list(zip(first, second, strict=True))):
         result = b.op("or", b.op("lt", x, y), b.op("and", b.op("eq", x, y), result))
     return result
 
@@ -80,232 +64,173 @@ class _Sort:
         self.count = node.shape[self.dim]
         self.rows = node.size // self.count
         self.kept = [s for d, s in enumerate(node.shape) if d != self.dim]
-        self.types = ["u32" if DTYPES[a.dtype].compute == "u32" else "i32" for a in node.args]
-        room = caps.shared_bytes // (4 * (len(node.args) + 1))
-        self.block = min(BLOCK, 1 << (room.bit_length() - 1))
+        self.block = self.count if self.count <= SINGLE else BLOCK
 
-    def _at(self, row: Index, place: Index) -> tuple[Index, ...]:
+    def build(self) -> list[KernelCall]:
+        if self.block == self.count:
+            return [_Blocks(self).build((), self.node)]
+        shape, source = (self.rows, self.count), self.node.source
+        types = ["u32" if DTYPES[a.dtype].compute == "u32" else "i32" for a in self.node.args]
+        numbers = iter(range(-1, -2 * len(types) - 2, -1))
+        halves = [tuple(Node("scratch", (), shape, t, None, source, next(numbers)) for t in types) for _ in range(2)]
+        spare = Node("scratch", (), shape, "i32", None, source, next(numbers))
+        shifts = range(self.block.bit_length() - 1, (self.count - 1).bit_length())
+        places = [self.node, spare] if len(shifts) % 2 == 0 else [spare, self.node]
+        merges = [self._merge(halves[i], places[i], halves[1 - i], places[1 - i]) for i in (0, 1)]
+        last = (len(shifts) - 1) % 2
+        final = self._merge(halves[last], places[last], (), self.node)
+        calls = [_Blocks(self).build(halves[0], places[0])]
+        for i, shift in enumerate(shifts):
+            call = final if i == len(shifts) - 1 else merges[i % 2]
+            calls.append(replace(call, args=tuple(shift if isinstance(a, int) else a for a in call.args)))
+        scratch = (*halves[0], *(halves[1] if len(shifts) > 1 else ()), spare)
+        return [replace(call, scratch=tuple(s for s in scratch if s in call.args)) for call in calls]
+
+    def at(self, row: Index, place: Index) -> tuple[Index, ...]:
         kept = unflatten(row, self.kept)
         return (*kept[: self.dim], place, *kept[self.dim :])
 
-    def _flat(self, row: Index, place: Index) -> Index:
-        return flatten(self._at(row, place), self.node.shape)
+    def _flat(self, node: Node, row: Index, place: Index) -> Index:
+        """Row-major position of an element: scratch arrays hold one row after the other."""
+        return flatten(self.at(row, place), node.shape) if node is self.node else row * self.count + place
 
-    def _keys(self, writer: Writer, row: Index, place: Index) -> Element:
-        """Ordered keys of an element, and its position."""
-        at = self._at(row, place)
-        keys = (ordered(writer.b, writer.p.value(a, at), a.dtype) for a in self.node.args)
-        return (*keys, writer.p.index(place))
+    def put(self, writer: Writer, targets: tuple[Node, ...], row: Index, place: Index, values: Keys) -> None:
+        writer.store([(n, self._flat(n, row, place), v) for n, v in zip(targets, values, strict=True)])
 
-    # -- rank ----------------------------------------------------------------------------------------------------
-    def by_rank(self) -> KernelCall:
+    def keys(self, writer: Writer, row: Index, place: Index) -> Keys:
+        """Ordered keys of an element."""
+        at = self.at(row, place)
+        return tuple(ordered(writer.b, writer.p.value(a, at), a.dtype) for a in self.node.args)
+
+    # -- merges ----------------------------------------------------------------------------------------------------
+    def _merge(self, keys: tuple[Node, ...], places: Node, to_keys: tuple[Node, ...], to_places: Node) -> KernelCall:
+        """Merge pairs of runs of 2**shift elements (a literal), a lane an element. No `to_keys`: only positions are stored."""
         writer = Writer(self.group, self.caps)
         b, p = writer.b, writer.p
+        sources = [writer.parameter(n, "r") for n in (*keys, places)]
+        shift = writer.literal("shift", 0)
         lanes = self.node.size
-        local = min(LOCAL, self.caps.max_local_size, round_up(lanes, self.caps.subgroup_size))
+        local = local_size(lanes, self.caps)
         grid, number, surplus = writer.groups(-(-lanes // local))
         mine = number * local + writer.lane(local)
-        inside = None if mine.hi < lanes and surplus is None else b.op("lt", p.index(mine), b.i32(lanes))
-        if inside is None:
-            self._rank(writer, mine)
+
+        def element(row: Index, place: Index) -> None:
+            flats = (self._flat(node, row, place) for node in (*keys, places))
+            *held, position = (b.load(n, p.index(flat)) for n, flat in zip(sources, flats, strict=True))
+            at, one = p.index(place), b.i32(1)
+            run = b.op("shr", at, shift)
+            right = b.op("eq", b.op("and", run, one), one)
+            other = b.op("shl", b.op("xor", run, one), shift)
+            length = b.op("min", b.op("sub", b.i32(self.count), other), b.op("shl", one, shift))
+            before_it = b.i32(0)
+            for turn in range((self.count - 1).bit_length()):
+                step = b.op("shr", b.op("shl", one, shift), b.i32(turn))  # 0 at the end of early merges: changes nothing
+                reach = b.op("add", before_it, step)
+                last = b.op("sub", b.op("add", other, reach), one)
+                fits = b.op("le", reach, length)
+                where = counter("probe", self.count, b.op("select", fits, b.op("max", last, b.i32(0)), b.i32(0)))
+                probe = tuple(b.load(n, p.index(row * self.count + where)) for n in sources[:-1])
+                moves = b.op("and", fits, before(b, probe, tuple(held), right))
+                before_it = b.op("select", moves, reach, before_it)
+            own_offset = b.op("sub", at, b.op("shl", run, shift))
+            start = b.op("shl", b.op("shr", run, one), b.op("add", shift, one))
+            to = counter("to", self.count, b.op("add", b.op("add", start, own_offset), before_it))
+            self.put(writer, (*to_keys, to_places), row, to, (*(held if to_keys else ()), position))
+
+        if mine.hi < lanes and surplus is None:
+            element(*unflatten(mine, (self.rows, self.count)))
         else:
-            with b.branch(inside):
-                self._rank(writer, counter("i", lanes, p.index(mine)))
+            value = p.index(mine)
+            with b.branch(b.op("lt", value, b.i32(lanes))):
+                element(*unflatten(counter("i", lanes, value), (self.rows, self.count)))
         return writer.finish(local, grid)
 
-    def _rank(self, writer: Writer, mine: Index) -> None:
-        """Count the elements before this lane's own, which is the place it sorts to."""
-        b = writer.b
-        row, place = unflatten(mine, (self.rows, self.count))
-        own = self._keys(writer, row, place)
 
-        def counted(rank: Value, other: Index) -> Value:
-            less = before(b, self._keys(writer, row, other), own)
-            return b.op("add", rank, b.op("convert", less, attr="i32"))
+class _Blocks:
+    """Writer of the kernel that sorts each block by counting. A subgroup takes a part of a block, in chunks of its width."""
 
-        rank = b.i32(0)
-        if self.count <= 8:
-            for other in range(self.count):
-                rank = counted(rank, constant(other))
-        else:
-            with b.loop(0, self.count, 1, [rank]) as loop:
-                loop.yield_(counted(loop.carry[0], counter("o", self.count, loop.index)))
-            rank = loop.results[0]
-        to = self._flat(row, counter("rank", self.count, rank))
-        writer.store([(self.node, to, own[-1])])
+    def __init__(self, sort: _Sort) -> None:
+        self.sort, self.writer = sort, Writer(sort.group, sort.caps)
+        self.width = width = sort.caps.subgroup_size
+        b, p = self.writer.b, self.writer.p
+        self.own = min(max(1, OWN // width), -(-sort.block // width))
+        parts, blocks = -(-sort.block // (width * self.own)), -(-sort.count // sort.block)
+        total = sort.rows * blocks * parts
+        self.share = local_size(total * width, sort.caps) // width
+        self.grid, number, surplus = self.writer.groups(-(-total // self.share))
+        part = number * self.share + counter("s", self.share, b.builtin("subgroup"))
+        self.exists = None
+        if part.hi >= total or surplus is not None:
+            value = p.index(part)
+            self.exists = b.op("lt", value, b.i32(total))
+            part = counter("part", total, b.op("min", value, b.i32(total - 1)))
+        self.row, block, self.part = unflatten(part, (sort.rows, blocks, parts))
+        self.start = block * sort.block
+        self.lane = self.writer.lane(width)
 
-    # -- a block in shared memory ----------------------------------------------------------------------------------
-    def in_block(self) -> KernelCall:
-        """A workgroup a row."""
-        writer = Writer(self.group, self.caps)
-        block = _Block(self, writer, self.rows, 1, 1 << (self.count - 1).bit_length())
-        block.load(lambda row, place: self._keys(writer, row, place))
-        block.sort()
-        block.store([(self.node, self._flat)])
-        return writer.finish(block.lanes, block.grid)
+    def build(self, keys: tuple[Node, ...], places: Node) -> KernelCall:
+        """Kernel that stores the keys (none: only positions) and the positions in sorted order."""
+        b, p, sort, width = self.writer.b, self.writer.p, self.sort, self.width
+        chunks = [self.part * self.own + j for j in range(self.own)]
+        spots = [self._clamp(chunk * width + self.lane) for chunk in chunks]
+        held = [sort.keys(self.writer, self.row, place) for place, _ in spots]
+        numbers = [p.index(chunk) for chunk in chunks]
+        count = -(-sort.block // width)
+        with b.loop(0, count, 1, [b.i32(0)] * self.own) as loop:
+            loop.yield_(*self._count(counter("t", count, loop.index), loop.carry, held, numbers))
+        for chunk, (place, inside), mine, rank in zip(chunks, spots, held, loop.results, strict=True):
+            rank = b.op("add", rank, self._earlier_equals(chunk, mine))
+            to, position = self.start + counter("rank", sort.block, rank), p.index(place)
+            inside = _both(b, inside, self.exists)
+            with nullcontext() if inside is None else b.branch(inside):
+                sort.put(self.writer, (*keys, places), self.row, to, (*(mine if keys else ()), position))
+        return self.writer.finish(width * self.share, self.grid)
 
-    # -- long rows -------------------------------------------------------------------------------------------------
-    def long(self) -> list[KernelCall]:
-        shape, source = (self.rows, self.count), self.node.source
-        keys = tuple(Node("scratch", (), shape, dtype, None, source, -1 - i) for i, dtype in enumerate(self.types))
-        blocks = -(-self.count // self.block)
-        calls = [self._first(keys, blocks)]
-        exchange, merge, last = self._exchange(keys), self._merge(keys, blocks, False), self._merge(keys, blocks, True)
-        levels, inner = (self.count - 1).bit_length(), self.block.bit_length() - 1
-        for level in range(inner, levels):  # merges runs of 2**level
-            for shift in range(level, inner - 1, -1):
-                mask = (2 << level) - 1 if shift == level else 1 << shift
-                calls.append(replace(exchange, args=(*exchange.args[:-2], shift, mask)))
-            calls.append(last if level == levels - 1 else merge)
-        return [replace(call, scratch=keys) for call in calls]
+    def _clamp(self, offset: Index) -> tuple[Index, Value | None]:
+        """The place in the row of an offset into the block, kept inside both, and whether it was (None: surely)."""
+        b, p, sort = self.writer.b, self.writer.p, self.sort
+        inside = None
+        if offset.hi >= sort.block:
+            inside = b.op("lt", p.index(offset), b.i32(sort.block))
+        place = self.start + offset
+        if place.hi >= sort.count:
+            value = p.index(place)
+            inside = _both(b, inside, b.op("lt", value, b.i32(sort.count)))
+            place = counter("place", sort.count, b.op("min", value, b.i32(sort.count - 1)))
+        return place, inside
 
-    def _row_major(self, row: Index, place: Index) -> Index:
-        return row * self.count + place
+    def _passed(self, first: Index, loaded: Keys, lane: int) -> Keys:
+        """Keys of element `lane` of the chunk that starts at `first`, in every lane."""
+        if self.sort.caps.subgroup_ops:
+            return tuple(self.writer.b.op("broadcast", k, attr=lane) for k in loaded)
+        return self.sort.keys(self.writer, self.row, self._clamp(first + lane)[0])
 
-    def _first(self, keys: tuple[Node, ...], blocks: int) -> KernelCall:
-        """Sort each block; from here on the keys are in scratch memory and the positions in the result."""
-        writer = Writer(self.group, self.caps)
-        block = _Block(self, writer, self.rows, blocks, self.block)
-        block.load(lambda row, place: self._keys(writer, row, place))
-        block.sort()
-        block.store([*((k, self._row_major) for k in keys), (self.node, self._flat)])
-        return writer.finish(block.lanes, block.grid)
+    def _count(self, chunk: Index, ranks: Keys, held: list[Keys], numbers: list[Value]) -> Keys:
+        """Add to each rank the elements of a chunk that sort before; equal ones count where their chunk is earlier."""
+        b, p, first = self.writer.b, self.writer.p, chunk * self.width
+        ties = [b.op("lt", p.index(chunk), number) for number in numbers]
+        loaded = self.sort.keys(self.writer, self.row, self._clamp(first + self.lane)[0]) if self.sort.caps.subgroup_ops else ()
+        for u in range(self.width):
+            other, inside = self._passed(first, loaded, u), self._clamp(first + u)[1]
+            found = [before(b, other, mine, tie) for mine, tie in zip(held, ties, strict=True)]
+            if inside is not None:
+                found = [b.op("and", less, inside) for less in found]
+            ranks = tuple(b.op("add", rank, b.op("convert", one, attr="i32")) for rank, one in zip(ranks, found, strict=True))
+        return ranks
 
-    def _merge(self, keys: tuple[Node, ...], blocks: int, last: bool) -> KernelCall:
-        """The end of a merge: all stages inside a block. The last one of all needs no keys any more."""
-        writer = Writer(self.group, self.caps)
-        numbers = [writer.parameter(k, "r" if last else "rw") for k in keys]
-        permutation = writer.parameter(self.node, "rw")
-        block = _Block(self, writer, self.rows, blocks, self.block)
-
-        def load(row: Index, place: Index) -> Element:
-            at = writer.p.index(self._row_major(row, place))
-            read = tuple(writer.b.load(n, at) for n in numbers)
-            return (*read, writer.b.load(permutation, writer.p.index(self._flat(row, place))))
-
-        block.load(load)
-        block.merge(self.block.bit_length() - 2)
-        targets: list[tuple[Node, Target]] = [] if last else [(k, self._row_major) for k in keys]
-        block.store([*targets, (self.node, self._flat)])
-        return writer.finish(block.lanes, block.grid)
-
-    def _exchange(self, keys: tuple[Node, ...]) -> KernelCall:
-        """One stage over global memory, a lane a pair; its distance is given by the literals `shift` and `mask`."""
-        writer = Writer(self.group, self.caps)
-        b, p = writer.b, writer.p
-        numbers = [writer.parameter(k, "rw") for k in keys]
-        permutation = writer.parameter(self.node, "rw")
-        pairs = 1 << ((self.count - 1).bit_length() - 1)
-        local = min(LOCAL, self.caps.max_local_size, pairs)
-        grid, number, surplus = writer.groups(self.rows * pairs // local)
-        shift, mask = writer.literal("shift", 0), writer.literal("mask", 0)
-        row, pair = unflatten(number * local + writer.lane(local), (self.rows, pairs))
-        i = p.index(pair)
-        high = b.op("shr", i, shift)
-        rest = b.op("sub", i, b.op("shl", high, shift))
-        lower = b.op("add", b.op("shl", b.op("shl", high, shift), b.i32(1)), rest)
-        upper = b.op("xor", lower, mask)
-        inside = b.op("lt", upper, b.i32(self.count))
-        if surplus is not None:
-            inside = b.op("and", inside, surplus)
-        with b.branch(inside):
-            places = [counter(name, self.count, value) for name, value in (("lower", lower), ("upper", upper))]
-            spots = [
-                [*((n, p.index(self._row_major(row, at))) for n in numbers), (permutation, p.index(self._flat(row, at)))]
-                for at in places
-            ]
-            low, high_element = (tuple(b.load(n, at) for n, at in spot) for spot in spots)
-            with b.branch(before(b, high_element, low)):
-                for spot, element in zip(spots, (high_element, low), strict=True):
-                    for (n, at), value in zip(spot, element, strict=True):
-                        b.store(n, at, value)
-        call = writer.finish(local, grid)
-        return replace(call, writes=(*keys, self.node), reads=())
+    def _earlier_equals(self, chunk: Index, mine: Keys) -> Value:
+        """How many elements of the lane's own chunk are equal to its own and come earlier."""
+        b, rank, lane = self.writer.b, self.writer.b.i32(0), self.writer.p.index(self.lane)
+        for u in range(self.width - 1):
+            same = b.op("lt", b.i32(u), lane)
+            for x, y in zip(self._passed(chunk * self.width, mine, u), mine, strict=True):
+                same = b.op("and", same, b.op("eq", x, y))
+            rank = b.op("add", rank, b.op("convert", same, attr="i32"))
+        return rank
 
 
-class _Block:
-    """A workgroup sorting or merging `size` elements (a power of two) in shared memory; one of `blocks` blocks of a row."""
-
-    def __init__(self, sort: _Sort, writer: Writer, rows: int, blocks: int, size: int) -> None:
-        self.sort_, self.writer, self.size = sort, writer, size
-        b, p, width = writer.b, writer.p, sort.caps.subgroup_size
-        self.lanes = max(width, min(size // 2, LANES, sort.caps.max_local_size))
-        self.grid, number, surplus = writer.groups(rows * blocks)
-        self.surplus = surplus
-        if surplus is not None:
-            number = counter("g", rows * blocks, b.op("min", p.index(number), b.i32(rows * blocks - 1)))
-        self.row, self.number = unflatten(number, (rows, blocks))
-        self.lane = writer.lane(self.lanes)
-        self.arrays = [b.shared(f"key{i}", t, size) for i, t in enumerate(sort.types)] + [b.shared("position", "i32", size)]
-
-    def load(self, element: Callable[[Index, Index], Element]) -> None:
-        """Fill the block; places past the end of the row stay unset."""
-        for local, place, ok in self._places():
-            with self._when(ok):
-                for array, value in zip(self.arrays, element(self.row, place), strict=True):
-                    self.writer.b.shared_store(array, local, value)
-        self.writer.b.barrier()
-
-    def store(self, targets: list[tuple[Node, Target]]) -> None:
-        """Store the last arrays, one to each node, at its row-major position of (row, place)."""
-        b = self.writer.b
-        for local, place, ok in self._places():
-            if self.surplus is not None:
-                ok = self.surplus if ok is None else b.op("and", ok, self.surplus)
-            with self._when(ok):
-                values = [b.shared_load(a, local) for a in self.arrays[-len(targets) :]]
-                self.writer.store([(n, at(self.row, place), v) for (n, at), v in zip(targets, values, strict=True)])
-
-    def _places(self) -> list[tuple[Value, Index, Value | None]]:
-        """(index in the block, place in the row, whether it exists) of each element that this lane moves."""
-        b, p, count = self.writer.b, self.writer.p, self.sort_.count
-        out = []
-        for turn in range(-(-self.size // self.lanes)):
-            local = self.lane + turn * self.lanes
-            place = self.number * self.size + local
-            ok = None
-            if place.hi >= count:
-                value = p.index(place)
-                ok = b.op("lt", value, b.i32(count))
-                place = counter("place", count, value)
-            out.append((p.index(local), place, ok))
-        return out
-
-    def sort(self) -> None:
-        for level in range(self.size.bit_length() - 1):
-            self._stage(self.writer.b.i32(level), self.writer.b.i32((2 << level) - 1))
-            self.merge(level - 1)
-
-    def merge(self, shift: int) -> None:
-        """Stages at distances 2**shift, ..., 2, 1."""
-        b = self.writer.b
-        if shift < 0:
-            return
-        with b.loop(0, shift + 1) as loop:
-            distance = b.op("sub", b.i32(shift), loop.index)
-            self._stage(distance, b.op("shl", b.i32(1), distance))
-
-    def _stage(self, shift: Value, mask: Value) -> None:
-        """Order each pair of places that differ by `mask`; `shift` is the position of its highest bit."""
-        b, p, pairs = self.writer.b, self.writer.p, self.size // 2
-        end = b.i32(self.sort_.count)
-        start = p.index(self.number * self.size)
-        for turn in range(-(-pairs // self.lanes)):
-            pair = self.lane + turn * self.lanes
-            i = p.index(pair)
-            high = b.op("shl", b.op("shr", i, shift), shift)
-            lower = b.op("add", i, high)
-            upper = b.op("xor", lower, mask)
-            inside = b.op("lt", b.op("add", start, upper), end)
-            if pair.hi >= pairs:
-                inside = b.op("and", inside, b.op("lt", i, b.i32(pairs)))
-            with b.branch(inside):
-                low, high_element = (tuple(b.shared_load(a, at) for a in self.arrays) for at in (lower, upper))
-                with b.branch(before(b, high_element, low)):
-                    for array, first, second in zip(self.arrays, high_element, low, strict=True):
-                        b.shared_store(array, lower, first)
-                        b.shared_store(array, upper, second)
-        b.barrier()
-
-    def _when(self, condition: Value | None) -> AbstractContextManager[Any]:
-        return nullcontext() if condition is None else self.writer.b.branch(condition)
+def _both(b: Builder, first: Value | None, second: Value | None) -> Value | None:
+    """Conjunction; None stands for true."""
+    if first is None or second is None:
+        return first if second is None else second
+    return b.op("and", first, second)

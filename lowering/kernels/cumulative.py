@@ -13,9 +13,8 @@ from ..graph import Cumulative, Node
 from ..groups import Group
 from ..index import Index, flatten, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, counter, round_up
+from .writer import KernelCall, Writer, counter, local_size
 
-LOCAL = 64
 SHORT = 32  # elements that are not worth sharing among lanes
 ROWS = {"cpu": 64}  # rows that keep the device busy with a lane each; other kinds of device: MANY
 MANY = 4096
@@ -81,7 +80,7 @@ class _CumulativeKernel:
     def serial(self) -> KernelCall:
         """A lane a row."""
         b, p, writer = self.b, self.p, self.writer
-        local = min(LOCAL, round_up(self.rows, self.caps.subgroup_size))
+        local = local_size(self.rows, self.caps)
         grid, number, surplus = writer.groups(-(-self.rows // local))
         row = number * local + writer.lane(local)
         if row.hi < self.rows and surplus is None:

@@ -32,7 +32,8 @@ from .writer import KernelCall, Writer, counter
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0
 STEP = 8  # k's a turn of the tile schedule
-UNROLLED = 256  # multiply-adds written out in a kernel: each costs compile time
+UNROLLED = 256  # multiply-adds written out in a kernel: each costs compile time,
+SMALL = 1 << 19  # so products of fewer multiply-adds get a quarter
 WORKERS = {"cpu": 4}  # subgroups that run at once; other kinds of device: MANY
 MANY = 1024
 
@@ -75,12 +76,13 @@ def choose(batch: int, m: int, n: int, k: int, caps: DeviceCaps) -> Schedule:
     if k > width and row < best[1]:
         best = Schedule("row"), row
     step = min(STEP, width, k)
+    unrolled = UNROLLED if results * k >= SMALL else UNROLLED // 4
     a_row = step / width if caps.subgroup_ops else step  # loads a row of a turn
     for swap in (False, True):
         across, along = (n, m) if swap else (m, n)
         for rows in (1, 2, 3, 4, 6, 8, 16):
             for columns in (1, 2, 3, 4):
-                if step * rows * columns > UNROLLED:
+                if step * rows * columns > unrolled:
                     continue
                 tiles = batch * -(-across // rows) * -(-along // (width * columns))
                 turn = (a_row * rows + step * columns) * LOAD + step * rows * columns * FMA + TURN

@@ -7,6 +7,8 @@ is the same value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from ...runtime.caps import DeviceCaps
@@ -38,16 +40,20 @@ class _RowKernel:
             lanes *= 2
         self.lanes = lanes
         self.per_group = min(ROWS, group.rows) if lanes == width else 1
+        self.valid: Value | None = None
         self.edges: dict[tuple[Index, int], tuple[Index, Value | None]] = {}
 
     def build(self) -> KernelCall:
         b, writer, rows = self.b, self.writer, self.group.rows
         grid, number, surplus = writer.groups(-(-rows // self.per_group))
-        if surplus is not None:  # a surplus workgroup repeats the last row; stores are idempotent
-            number = symbol("g", 0, rows - 1, b.op("min", self.p.index(number), b.i32(rows - 1)))
+        if surplus is not None:  # a surplus workgroup repeats the last row without storing it
+            self.valid = surplus
+            number = symbol("g", 0, number.hi, b.op("min", self.p.index(number), b.i32(number.hi)))
         if self.per_group > 1:
             row = number * self.per_group + symbol("s", 0, self.per_group - 1, b.builtin("subgroup"))
             if row.hi >= rows:
+                inside = b.op("lt", self.p.index(row), b.i32(rows))
+                self.valid = inside if self.valid is None else b.op("and", self.valid, inside)
                 row = symbol("row", 0, rows - 1, b.op("min", self.p.index(row), b.i32(rows - 1)))
             self.lane = writer.lane(self.caps.subgroup_size)
         else:
@@ -61,9 +67,19 @@ class _RowKernel:
             self._columns([n for n in wide if n.size // rows == count], count)
         if kept:
             results = [(n, row, self.p.value(n, unflatten(row, n.shape))) for n in kept]
-            with b.branch(b.op("eq", self.p.index(self.lane), b.i32(0))):
-                writer.store(results)
-        return writer.finish(self.lanes * self.per_group, grid)
+            self._put(results, b.op("eq", self.p.index(self.lane), b.i32(0)))
+        # Every lane reads the values kept once a row, so none may be overwritten while a lane may still read it.
+        call = writer.finish(self.lanes * self.per_group, grid)
+        return replace(call, inplace=frozenset(pair for pair in call.inplace if pair[1] not in kept))
+
+    def _put(self, results: Sequence[tuple[Node, Index, Value]], condition: Value | None) -> None:
+        """Store where `condition` holds, in a row that exists."""
+        if self.valid is not None:
+            condition = self.valid if condition is None else self.b.op("and", condition, self.valid)
+        if condition is None:
+            return self.writer.store(results)
+        with self.b.branch(condition):
+            self.writer.store(results)
 
     # -- reductions ----------------------------------------------------------------------------------------------
     def _reduce(self, node: Node) -> None:
@@ -157,10 +173,7 @@ class _RowKernel:
             column, inside = self._column(turn, count)
             flat = self.row * count + column
             results = [(n, flat, self.p.value(n, unflatten(flat, n.shape))) for n in nodes]
-            if inside is None:
-                return self.writer.store(results)
-            with self.b.branch(inside):
-                self.writer.store(results)
+            self._put(results, inside)
 
         if turns <= KEEP:
             for turn in range(turns):

@@ -8,18 +8,19 @@ in its range. The result is the same in every run, also for sums of floats.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ...runtime.caps import DeviceCaps
 from .. import scalar
 from ..graph import Node, Scatter
 from ..groups import Group
 from ..index import ZERO, Cond, Index, constant, flatten, narrow, unflatten
-from ..tile import Value
-from .writer import KernelCall, Writer, counter, round_up
+from ..tile import Builder, Value
+from .writer import KernelCall, Writer, counter, local_size
 
-LOCAL = 64
 LANES = {"cpu": 128}  # lanes worth having; each of them walks all updates. Other kinds of device: MANY
 MANY = 4096
 PRIMITIVES = {"add": "add", "sub": "sub", "mul": "mul", "min": "min", "max": "max"}
@@ -92,34 +93,27 @@ class _ScatterKernel:
         self.share = -(-positions // max(1, LANES.get(self.caps.kind, MANY) // owners))
         self.ranges = -(-positions // self.share)
         lanes = self.ranges * owners
-        local = min(LOCAL, round_up(lanes, self.caps.subgroup_size))
+        local = local_size(lanes, self.caps)
         grid, number, surplus = writer.groups(-(-lanes // local))
         self.buffer = writer.parameter(self.node, "rw")
         mine = number * local + writer.lane(local)
-        if mine.hi < lanes and surplus is None:
-            self._own(mine)
-        else:
+        exists = None
+        if mine.hi >= lanes or surplus is not None:  # surplus lanes go along, so that exchanges stay well defined
             value = p.index(mine)
-            with b.branch(b.op("lt", value, b.i32(lanes))):
-                self._own(counter("i", lanes, value))
-        return writer.finish(local, grid)
-
-    def _own(self, mine: Index) -> None:
-        """Everything one lane does."""
-        number, place = unflatten(mine, (self.ranges, prod(self.owned_shape)))
+            exists = b.op("lt", value, b.i32(lanes))
+            mine = counter("i", lanes, b.op("min", value, b.i32(lanes - 1)))
+        number, place = unflatten(mine, (self.ranges, owners))
         self.place = dict(zip(self.places.owned, unflatten(place, self.owned_shape), strict=True))
         self.first = number * self.share
-        self._copy()
+        with _when(b, exists):
+            self._copy()
         places = self.places
         reached = narrow(Cond(at, 0, places.windows[d]) for d, at in self.place.items() if d not in places.owned_batch)
-        if reached is None:
-            return
-        condition = self.p.guard(reached)
-        if condition is None:
+        if reached is not None:
+            inside = p.guard(reached)
+            self.active = exists if inside is None else inside if exists is None else b.op("and", exists, inside)
             self._walk()
-        else:
-            with self.b.branch(condition):
-                self._walk()
+        return writer.finish(local, grid)
 
     def _copy(self) -> None:
         """Start from the operand."""
@@ -130,7 +124,8 @@ class _ScatterKernel:
             self.writer.store([(self.node, flatten(where, self.node.shape), self.p.value(self.operand, where))])
 
         if self.share == 1:
-            return element(self.first)
+            element(self.first)
+            return
         with b.loop(0, self.share) as loop:
             at = self.first + counter("e", self.share, loop.index)
             if at.hi < positions:
@@ -147,49 +142,75 @@ class _ScatterKernel:
 
     # -- updates -------------------------------------------------------------------------------------------------
     def _walk(self) -> None:
+        """Go through the updates in order. Where all lanes see the same ones, each lane looks up another of them."""
+        b, p, width = self.b, self.p, self.caps.subgroup_size
         shape = [self.updates.shape[d] for d in self.places.walked]
         count = prod(shape)
-        if count == 0:
+        together = self.caps.subgroup_ops and not self.places.owned_batch and self.updates not in self.writer.group.members
+        if not together or count < width:
+            if count:
+                with b.loop(0, count) as loop:
+                    walked = unflatten(counter("t", count, loop.index), shape)
+                    self._apply(self._target(walked), walked)
             return
-        if count == 1:
-            return self._update((ZERO,) * len(shape))
-        with self.b.loop(0, count) as loop:
-            self._update(unflatten(counter("t", count, loop.index), shape))
 
-    def _update(self, walked: tuple[Index, ...]) -> None:
-        """Apply one update where it falls in this lane's range."""
+        def several(first: Index, number: int) -> None:
+            lane = self.writer.lane(width)
+            if number < width:
+                lane = counter("lane", number, b.op("min", p.index(lane), b.i32(number - 1)))
+            target = self._target(unflatten(first + lane, shape))
+            for u in range(number):
+                self._apply(b.op("broadcast", target, attr=u), unflatten(first + u, shape))
+
+        with b.loop(0, count // width) as loop:
+            several(counter("t", count // width, loop.index) * width, width)
+        if count % width:
+            several(constant(count // width * width), count % width)
+
+    def _target(self, walked: tuple[Index, ...]) -> Value:
+        """Row-major position along the scattered dimensions that an update changes; out of range where it is dropped."""
         b, p, places, spec = self.b, self.p, self.places, self.spec
+        at = self._in_updates(walked)
+        target, conds = [], []
+        for d in places.scattered:
+            top = self.node.shape[d] - places.windows[d]
+            where = (*(at[i] for i in places.batch), constant(spec.scatter_map.index(d)))
+            start = p.start(self.indices, where, (), 0, top, clamp=spec.mode == "clip")
+            if spec.mode == "drop" and (len(places.scattered) > 1 or places.windows[d] > 1):
+                conds.append(Cond(start, 0, top + 1))  # else the range of the lane is test enough
+            target.append(start + at[places.from_window[d]] if d in places.from_window else start)
+        position = p.index(flatten(target, self.scattered_shape))
+        for cond in conds:
+            position = b.op("select", p.condition(cond), position, b.i32(-1))
+        return position
+
+    def _in_updates(self, walked: tuple[Index, ...]) -> tuple[Index, ...]:
+        """Index into the updates."""
+        places = self.places
         at = dict(zip(places.walked, walked, strict=True))
         for d, i in places.owned_batch.items():
             at[places.batch[i]] = self.place[d]
         for d, window in places.from_window.items():
             if d not in places.scattered:
                 at[window] = self._inside_window(d)
-        index = tuple(at[d] for d in places.batch)
-        target, conds = [], []
-        for d in places.scattered:
-            top = self.node.shape[d] - places.windows[d]
-            component = spec.scatter_map.index(d)
-            start = p.start(self.indices, (*index, constant(component)), (), 0, top, clamp=spec.mode == "clip")
-            if spec.mode == "drop" and (len(places.scattered) > 1 or places.windows[d] > 1):
-                conds.append(Cond(start, 0, top + 1))  # else the test of the range suffices
-            target.append(start + at[places.from_window[d]] if d in places.from_window else start)
-        position = flatten(target, self.scattered_shape)
-        hit = self._in_range(position)
-        for cond in conds:
-            hit = b.op("and", hit, p.condition(cond))
-        with b.branch(hit):
-            flat = p.index(flatten(self._position(tuple(target)), self.node.shape))
-            update = p.value(self.updates, tuple(at[d] for d in range(len(self.updates.shape))))
-            b.store(self.buffer, flat, self._combine(flat, update))
+        return tuple(at[d] for d in range(len(self.updates.shape)))
+
+    def _apply(self, target: Value, walked: tuple[Index, ...]) -> None:
+        """Apply an update where its target is in this lane's range."""
+        b, p = self.b, self.p
+        hit = self._in_range(target)
+        with b.branch(hit if self.active is None else b.op("and", hit, self.active)):
+            position = counter("target", prod(self.scattered_shape), target)
+            flat = p.index(flatten(self._position(unflatten(position, self.scattered_shape)), self.node.shape))
+            b.store(self.buffer, flat, self._combine(flat, p.value(self.updates, self._in_updates(walked))))
 
     def _inside_window(self, d: int) -> Index:
         """This lane's position along an owned dimension, in the bounds of the window (beyond it no update is applied)."""
         at, size = self.place[d], self.places.windows[d]
         return at if at.hi < size else counter("w", size, self.p.index(at)) if size > 1 else ZERO
 
-    def _in_range(self, position: Index) -> Value:
-        b, value = self.b, self.p.index(position)
+    def _in_range(self, value: Value) -> Value:
+        b = self.b
         offset = b.op("sub", value, self.p.index(self.first))
         last = min(self.share, prod(self.scattered_shape))
         inside = b.op("lt", b.op("bitcast", offset, attr="u32"), b.const(last, "u32"))
@@ -204,3 +225,7 @@ class _ScatterKernel:
         primitive = ON_BOOL[kind] if dtype == "bool" else PRIMITIVES[kind]
         current = self.b.load(self.buffer, flat)
         return scalar.apply(self.b, primitive, (current, update), {}, (dtype, dtype), dtype)
+
+
+def _when(b: Builder, condition: Value | None) -> AbstractContextManager[Any]:
+    return nullcontext() if condition is None else b.branch(condition)

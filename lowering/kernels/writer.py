@@ -115,3 +115,11 @@ def round_up(value: int, multiple: int) -> int:
 def counter(name: str, count: int, value: Value) -> Index:
     """An index in [0, count) whose value is `value`; plain 0 where it can be nothing else."""
     return symbol(name, 0, count - 1, value) if count > 1 else constant(0)
+
+
+def local_size(lanes: int, caps: DeviceCaps, most: int = 64, spread: int = 32) -> int:
+    """Lanes of a workgroup: at most `most`, but so few that some `spread` workgroups share the work where they can."""
+    local = min(most, caps.max_local_size)
+    while local > caps.subgroup_size and -(-lanes // local) < spread:
+        local //= 2
+    return max(local, caps.subgroup_size)

@@ -161,9 +161,19 @@ def _literal(node: Node) -> Any:
 
 @rule("scan")
 def _(
-    ctx: RuleContext, *args: Node, jaxpr: Any, length: int, reverse: bool, num_consts: int, num_carry: int, **_: Any
+    ctx: RuleContext,
+    *args: Node,
+    jaxpr: Any,
+    length: int,
+    reverse: bool,
+    num_consts: int = 0,
+    num_carry: int = 0,
+    ft_in: Any = None,
+    **_: Any,
 ) -> list[Node]:
     graph = ctx.graph
+    if ft_in is not None:  # JAX 0.12 tells the parts of the arguments by their structure
+        num_consts, num_carry, _ = (len(list(part.vals)) for part in ft_in.unpack())
     consts, carries, stacked = (
         args[:num_consts],
         list(args[num_consts : num_consts + num_carry]),

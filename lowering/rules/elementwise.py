@@ -85,6 +85,7 @@ _simple("neg", ("f32",), lambda x: -x)
 _simple("abs", ("f32",), lambda x: x if x.dtype == "u32" else abs(x))
 _simple("sign", ("f32",), _sign, exact=True)
 _simple("square", ("f32",), lambda x: x if x.dtype == "bool" else x * x)
+_simple("one_minus_square", ("f32",), lambda x: (x.lift(1) + x) * (x.lift(1) - x))  # of JAX 0.12
 _simple("max", _F2, _max, exact=True)
 _simple("min", _F2, _min, exact=True)
 _simple("clamp", ("f32", "f32", "f32"), lambda low, x, high: _min(_max(x, low), high), exact=True)

@@ -42,7 +42,7 @@ class Sampling:
                 raise ValueError(f"generate: {message}")
 
 
-def choose(logits: jax.Array, seen: jax.Array | None, key: jax.Array | None, sampling: Sampling) -> jax.Array:
+def choose(logits: jax.Array, seen: Any, key: Any, sampling: Sampling) -> jax.Array:
     """The next token ``[B]`` int32 from ``logits [B, V]``; ``seen [B, V]`` marks tokens that occurred already."""
     logits = logits.astype(jnp.float32)
     if sampling.repetition_penalty != 1.0:

@@ -25,7 +25,7 @@ def mla_attention(
     x: jax.Array,
     segment_ids: jax.Array | None = None,
     cache: dict[str, jax.Array] | None = None,
-    position: jax.Array | None = None,
+    position: Any = None,
 ) -> tuple[jax.Array, dict[str, jax.Array] | None]:
     """``x [B, T, H]`` (normed) to the layer's output ``[B, T, H]`` and the cache with this call's tokens added.
 

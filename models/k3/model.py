@@ -97,7 +97,7 @@ def forward(
     record("final_hidden", hidden)
     head = params["embed_tokens"] if config.tie_word_embeddings else params["lm_head"]
     results: tuple[Any, ...] = (linear(hidden, head),)
-    if cache is not None:
+    if position is not None:
         results = (*results, {"length": position + np.int32(input_ids.shape[1]), "layers": caches})
     if capture:
         results = (*results, record.values)

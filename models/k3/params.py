@@ -5,7 +5,7 @@ Everything that walks over parameters (initialisation, names in and out, checkpo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,8 @@ class Tensor:
     """One leaf of the parameter tree.
 
     ``names`` holds the released name, or one name an expert when the leaf stacks them along its first axis. ``init`` is one of
-    normal, ones, zeros, conv, router, decay, step_bias. ``wide`` tensors are stored in float32 whatever the rest is in.
+    normal, uniform (within one over the root of the last axis), ones, zeros, decay, step_bias. ``wide`` tensors are stored in
+    float32 whatever the rest is in.
     """
 
     names: tuple[str, ...]
@@ -96,7 +97,7 @@ def _kda(config: Config) -> Iterator[Tensor]:
     for name in "qkv":
         module = f"self_attn.{name}_conv1d"
         yield Tensor(
-            (f"{module}.weight",), tuple(module.split(".")), (size, 1, config.short_conv_kernel_size), "conv", wide=True
+            (f"{module}.weight",), tuple(module.split(".")), (size, 1, config.short_conv_kernel_size), "uniform", wide=True
         )
     padded = -(-heads // _A_LOG_ALIGNMENT) * _A_LOG_ALIGNMENT
     a_log = (padded,) if config.nested else (1, 1, heads, 1)
@@ -134,7 +135,7 @@ def _mla(config: Config) -> Iterator[Tensor]:
 def _moe(config: Config) -> Iterator[Tensor]:
     hidden, inner, width = config.hidden_size, config.moe_intermediate_size, config.expert_input_size
     block, experts = "block_sparse_moe", config.num_experts
-    yield _weight(f"{block}.gate", experts, hidden, init="router")
+    yield _weight(f"{block}.gate", experts, hidden, init="uniform")
     bias = "e_score_correction_bias"
     yield Tensor((f"{block}.gate.{bias}",), (block, bias), (experts,), "zeros", wide=True, trained=False)
     if config.routed_expert_hidden_size:
@@ -179,29 +180,56 @@ def count_parameters(config: Config) -> int:
     return sum(padding.get(item.init, int(np.prod(item.shape))) for item in tensors(config))
 
 
-def init_params(config: Config, key: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> dict[str, Any]:
-    """Fresh parameters; each tensor's numbers depend on the key and its place in the list alone."""
-    leaves = {}
-    for index, item in enumerate(tensors(config)):
-        value = _initial(config, item, jax.random.fold_in(key, index))
-        leaves[item.path] = value.astype(jnp.float32 if item.wide else dtype)
-    return assemble(config, leaves)
+def init_params(config: Config, key: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
+    """Fresh parameters; the same under jit as eagerly.
+
+    All tensors of one distribution come from a single draw that is then cut up: one compilation instead of one a shape.
+    """
+    items = list(tensors(config))
+    # Padding of A_log is not drawn: it is zero.
+    sizes = {item.path: config.kda_num_heads if item.init == "decay" else int(np.prod(item.shape)) for item in items}
+    leaves: dict[Path, Any] = {}
+    for number, (kind, draw) in enumerate(_DRAWS.items()):
+        drawn = [item for item in items if item.init == kind]
+        total = sum(sizes[item.path] for item in drawn)
+        flat: Any = draw(jax.random.fold_in(key, number), (total,))
+        if not isinstance(flat, jax.core.Tracer):
+            flat = np.asarray(flat)  # cut on the host, where a slice costs nothing
+        start = 0
+        for item in drawn:
+            leaves[item.path] = flat[start : start + sizes[item.path]]
+            start += sizes[item.path]
+    for item in items:
+        value = leaves.get(item.path, np.full(sizes[item.path], item.init == "ones", np.float32))
+        leaves[item.path] = _placed(config, item, value).astype(jnp.float32 if item.wide else dtype)
+    return assemble(config, jax.tree.map(jnp.asarray, leaves))
 
 
-def _initial(config: Config, item: Tensor, key: jax.Array) -> Any:
+def _step_bias(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Inverse softplus of step sizes log-uniform between 1e-3 and 1e-1."""
+    step = jnp.exp(jax.random.uniform(key, shape, minval=np.log(1e-3), maxval=np.log(1e-1)))
+    return step + jnp.log(-jnp.expm1(-step))
+
+
+_DRAWS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
+    "normal": jax.random.normal,
+    "uniform": lambda key, shape: jax.random.uniform(key, shape, minval=-1.0, maxval=1.0),
+    "decay": lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)),
+    "step_bias": _step_bias,
+}
+
+
+def _placed(config: Config, item: Tensor, value: Any) -> Any:
+    """Scale a tensor's share of the draw and give it its shape."""
     shape = item.shape
-    if item.init in ("ones", "zeros"):
-        return np.full(shape, item.init == "ones", np.float32)
+    xp = np if isinstance(value, np.ndarray) else jnp
     if item.init == "decay":
-        rates = jnp.log(jax.random.uniform(key, (config.kda_num_heads,), minval=1.0, maxval=16.0))
-        return jnp.concatenate([rates, jnp.zeros(int(np.prod(shape)) - rates.size)]).reshape(shape)
-    if item.init == "step_bias":
-        step = jnp.exp(jax.random.uniform(key, shape, minval=np.log(1e-3), maxval=np.log(1e-1)))
-        return step + jnp.log(-jnp.expm1(-step))  # inverse softplus
-    if item.init in ("conv", "router"):
-        bound = shape[-1] ** -0.5
-        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-    value = config.initializer_range * jax.random.normal(key, shape)
+        return xp.concatenate([value, np.zeros(int(np.prod(shape)) - value.size, np.float32)]).reshape(shape)
+    value = value.reshape(shape)
+    if item.init == "uniform":
+        return value * np.float32(shape[-1] ** -0.5)
+    if item.init == "normal":
+        value = value * np.float32(config.initializer_range)
     if item.path == ("embed_tokens",) and config.pad_token_id is not None:
-        value = value.at[config.pad_token_id].set(0)
+        value = xp.where(np.arange(shape[0])[:, None] == config.pad_token_id, np.float32(0), value)
     return value

@@ -40,7 +40,7 @@ def tiny() -> Config:
         routed_expert_hidden_size=64,
         latent_moe_use_norm=True,
         first_k_dense_replace=1,
-        initializer_range=0.06,
+        initializer_range=0.04,
         bos_token_id=BYTE_BOS,
         eos_token_id=BYTE_EOS,
         pad_token_id=BYTE_PAD,

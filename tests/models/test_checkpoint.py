@@ -70,13 +70,13 @@ def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
     config = small()
     named = {name: np.asarray(value) for name, value in k3.to_named(k3.init_params(config, jax.random.key(0)), config).items()}
     head = "language_model.lm_head.weight"
-    with pytest.raises(ValueError, match="1 tensors missing: language_model.lm_head.weight"):
+    with pytest.raises(ValueError, match=r"1 tensors missing: language_model\.lm_head\.weight"):
         k3.from_named({name: value for name, value in named.items() if name != head}, config)
     with pytest.raises(ValueError, match="not of this model: extra"):
         k3.from_named(named | {"extra": np.zeros(1)}, config)
-    with pytest.raises(ValueError, match=r"lm_head.weight has shape \[16, 32\], expected \[32, 16\]"):
+    with pytest.raises(ValueError, match=r"lm_head\.weight has shape \[16, 32\], expected \[32, 16\]"):
         k3.from_named(named | {head: named[head].T}, config)
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
         k3.load_params(tmp_path, config)
 
 

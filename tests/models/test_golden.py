@@ -124,8 +124,8 @@ def test_parameters_after_two_steps(run: Run) -> None:
 def _summary_errors(run: Run, prefix: str, values: dict[str, np.ndarray]) -> dict[str, float]:
     """Largest error of the five numbers, as a share of the stored l2 norm.
 
-    For XLA in float32 the sum of magnitudes, which is up to sqrt(n) times the l2 norm, is compared with itself instead: changing
-    the weights by half a unit in the last place moves it by about 1e-4 of the l2 norm already.
+    For XLA in float32 the sum of magnitudes, which is up to sqrt(n) times the l2 norm, is compared with itself instead:
+    changing the weights by half a unit in the last place moves it by about 1e-4 of the l2 norm already.
     """
     expected = run.case.expected
     heads = run.config.kda_num_heads

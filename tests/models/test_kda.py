@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -110,12 +111,11 @@ def test_delta_overwrite(under: Under) -> None:
     args = (keys, keys, v[None, :, None], gate.astype(np.float32), beta.astype(np.float32), np.zeros(1), np.zeros((1, 4)))
     args = tuple(np.asarray(arg, np.float32) for arg in args)
 
+    def first(count, *args):
+        return (arg[:, :count] if arg.ndim > 2 else arg for arg in args)
+
     def run(*args):
-        return [
-            k3.kda(*(arg[:, :t] if arg.ndim > 2 else arg for arg in args), chunk_size=size)[0]
-            for t in case["T"]
-            for size in (16, None)
-        ]
+        return [k3.kda(*first(count, *args), chunk_size=size)[0] for count in case["T"] for size in (16, None)]
 
     for out in under.jit(run)(*args):
         out = np.asarray(out)[0, :, 0]
@@ -194,7 +194,7 @@ def test_segments_equal_separate_sequences(size: int | None) -> None:
     with jax.enable_x64(True):
         packed, last = jax.jit(lambda x: k3.kda(**x, chunk_size=size, segment_ids=segments))(inputs)
         edges = np.cumsum([0, *lengths])
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in pairwise(edges):
             part = {name: value[:, start:end] if value.ndim > 2 else value for name, value in inputs.items()}
             alone, state = k3.kda(**part, chunk_size=size)
             np.testing.assert_allclose(packed[:, start:end], alone, rtol=0, atol=1e-12)

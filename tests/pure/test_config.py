@@ -53,9 +53,11 @@ def test_wrong_names_and_values() -> None:
 def test_environment() -> None:
     script = "from k3jit import config; print(config.debug, config.fuse, config.device)"
     environment = {**os.environ, "K3JIT_DEBUG": "3", "K3JIT_FUSE": "0", "K3JIT_DEVICE": "null"}
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["3", "False", "null"]
-    wrong = subprocess.run([sys.executable, "-c", script], env={**environment, "K3JIT_DEBUG": "x"}, capture_output=True, text=True, check=False)
+    environment["K3JIT_DEBUG"] = "x"
+    wrong = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "K3JIT_DEBUG='x' is not valid: it takes 0 to 5" in wrong.stderr
 
 

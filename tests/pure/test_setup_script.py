@@ -126,7 +126,7 @@ def test_plan_on_debian_12(apt_directory: Path) -> None:
     assert "http://mirror.example/debian\n" in write.text
     assert commands([update])[0].endswith(" update")
     assert commands([install])[0].endswith(
-        " install --no-install-recommends -t bookworm-backports libvulkan1 mesa-vulkan-drivers"
+        " install --no-install-recommends -t bookworm-backports libvulkan1 mesa-vulkan-drivers vulkan-validationlayers"
     )
 
 
@@ -268,4 +268,4 @@ def test_backports_that_cannot_be_reached_leave_the_releases_own_driver(monkeypa
     monkeypatch.setattr(machine.apt_sources, "read_sources", lambda directory: parse_one_line(ONE_LINE))
     machine.install_driver(BOOKWORM)
     assert done[0] == f"rm -f {apt_sources.BACKPORTS_FILE}"
-    assert done[-1].endswith("install --no-install-recommends libvulkan1 mesa-vulkan-drivers")
+    assert done[-1].endswith("install --no-install-recommends libvulkan1 mesa-vulkan-drivers vulkan-validationlayers")

@@ -17,7 +17,8 @@ import apt_sources
 from steps import NoRights, Run, SetupError, Step, Write, apt, perform
 
 PROBE = Path(__file__).with_name("vulkan_probe.py")
-DRIVER_PACKAGES = ("libvulkan1", "mesa-vulkan-drivers")
+# The validation layer is for the tests.
+DRIVER_PACKAGES = ("libvulkan1", "mesa-vulkan-drivers", "vulkan-validationlayers")
 # Mesa before this loops over the lanes at each load: lavapipe 22.3.6 measures 5 to 10 times slower than 25.0.7.
 OLDEST_FAST_MESA = 23
 DRIVER_OVERRIDES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE")
