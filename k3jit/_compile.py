@@ -62,11 +62,11 @@ class Loaded:
 
     __slots__ = ("device", "donated", "executable", "keys", "name", "program", "repeated", "signatures")
 
-    def __init__(self, closed: Any, device: Any, name: str, donated: frozenset[int] = frozenset()) -> None:
+    def __init__(self, closed: Any, device: Any, name: str, donated: frozenset[int] = frozenset(), program: Any = None) -> None:
         ready()
         self.device, self.name, self.donated = device, name, tuple(sorted(donated))
         use_cache = not _device.is_null(device) and config.value("cache_dir") != "off"
-        self.program = lower(closed, device.caps, name, donated, use_cache=use_cache)
+        self.program = program or lower(closed, device.caps, name, donated, use_cache=use_cache)
         self.executable = device.load(self.program)
         places = [output.buffer for output in self.program.outputs]
         self.repeated = [i for i, place in enumerate(places) if place in places[:i]]
@@ -143,8 +143,8 @@ def state_of(closed: Any) -> dict[Any, Any]:
     return found
 
 
-def loaded(closed: Any, device: Any, name: str, donated: frozenset[int] = frozenset()) -> Loaded:
-    """The compiled form of `closed` on `device`, made on first use."""
+def loaded(closed: Any, device: Any, name: str, donated: frozenset[int] = frozenset(), program: Any = None) -> Loaded:
+    """The compiled form of `closed` on `device`, made on first use, of `program` where it is lowered already."""
     state = state_of(closed)
     key = ("loaded", device, donated, config.key())
     found = state.get(key)
@@ -152,7 +152,7 @@ def loaded(closed: Any, device: Any, name: str, donated: frozenset[int] = frozen
         with _lock:
             found = state.get(key)
             if found is None:
-                found = state[key] = Loaded(closed, device, name, donated)
+                found = state[key] = Loaded(closed, device, name, donated, program)
     return found
 
 

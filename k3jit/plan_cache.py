@@ -114,8 +114,7 @@ def without_bodies(program: Any) -> Any:
     from .lowering.tile import Block
 
     kernels = [dataclasses.replace(kernel, body=Block(None, 0)) for kernel in program.kernels]
-    texts = {stage: text for stage, text in program.texts.items() if stage in ("groups", "graph", "plan")}
-    return dataclasses.replace(program, kernels=kernels, texts=texts)
+    return dataclasses.replace(program, kernels=kernels, texts={})
 
 
 def trim(root: Path, limit: int) -> None:

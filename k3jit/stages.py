@@ -68,10 +68,10 @@ class Lowered:
         if self._device is None:
             from .runtime.caps import NULL_CAPS
 
-            caps = NULL_CAPS
+            self._caps = NULL_CAPS
         else:
-            caps = self._device.caps
-        self.program = _compile.lower(entry.closed, caps, function._name, entry.donated, use_cache=False)
+            self._caps = self._device.caps
+        self.program = _compile.lower(entry.closed, self._caps, function._name, entry.donated, use_cache=False)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -117,7 +117,8 @@ class Lowered:
             NoDevice: there is no device to run it on.
         """
         device = self._device if self._device is not None else _device.default_device()
-        loaded = _compile.loaded(self._entry.closed, device, self._function._name, self._entry.donated)
+        program = self.program if device.caps == self._caps else None
+        loaded = _compile.loaded(self._entry.closed, device, self._function._name, self._entry.donated, program)
         return Compiled(self._function, self._entry, loaded, self._tree, self._signature)
 
     def __repr__(self) -> str:
@@ -182,7 +183,11 @@ class Compiled:
         return self._entry.tree
 
     def as_text(self, stage: str = "tile") -> str:
-        return stage_text(self._loaded.program, self._entry.closed, stage)
+        """A stage as text; lowered once more where the program came from the plan cache, which keeps none."""
+        program, closed = self._loaded.program, self._entry.closed
+        if stage in ("graph", "groups", "tile") and not program.texts:
+            program = _compile.lower(closed, self._loaded.device.caps, self._loaded.name, self._entry.donated, use_cache=False)
+        return stage_text(program, closed, stage)
 
     def cost_analysis(self) -> dict[str, float]:
         """`flops`, `bytes accessed`, `kernels` and `dispatches` of one call."""

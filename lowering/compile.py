@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -65,6 +66,11 @@ class _Linker:
             found = self._kernel_numbers.setdefault(key, len(self.kernels))
             if found == len(self.kernels):
                 self.kernels.append(kernel)
+            else:  # bounds checks may only know the largest of what shares the code
+                known = self.kernels[found]
+                sizes = [max(a.size, b.size) for a, b in zip(known.params, kernel.params, strict=True)]
+                params = tuple(replace(p, size=size) for p, size in zip(known.params, sizes, strict=True))
+                self.kernels[found] = replace(known, params=params)
             self._by_identity[kernel] = found
         return found
 

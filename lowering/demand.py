@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from .graph import Node
@@ -22,6 +23,10 @@ class Demands:
         if len(known) >= MANY and at not in known:
             at = None
         known[at] = known.get(at, 0) + evaluations if at is None else max(known.get(at, 0), evaluations)
+
+    def nodes(self) -> Iterable[Node]:
+        """All nodes read, members included."""
+        return self._at.keys()
 
     def evaluations(self, node: Node) -> int:
         return sum(self._at.get(node, {}).values())

@@ -22,6 +22,7 @@ from .index import Index, symbol, unflatten
 FREE = frozenset("broadcast reshape transpose slice reverse iota dynamic_slice".split())
 ALONE = frozenset("scatter cumulative argsort".split())
 MAX_WEIGHT = 1500  # instructions and loads of one kernel, which bounds its compile time
+EPILOGUE_ARRAYS = 5  # arrays that the epilogue of a matrix product may read and write
 MAX_DEPTH = 120  # longest chain of inlined nodes
 
 
@@ -207,11 +208,11 @@ class Fuser:
 
     def _too_dear(self, node: Node, readers: list[Plan]) -> str | None:
         """Compare computing `node` at every place it is read with computing it once, storing and loading it."""
-        evaluations = sum(p.demands.evaluations(node) for p in readers)
+        aligned = [self._aligned(p, node) for p in readers]
+        evaluations = sum(node.size if ok else p.demands.evaluations(node) for p, ok in zip(readers, aligned, strict=True))
         weight = self.weights.total(node)
         inline = evaluations * weight
-        own_kernel = not any(self._aligned(p, node) for p in readers)
-        store = node.size * (weight + STORE) + evaluations * LOAD + (DISPATCH if own_kernel else 0)
+        store = node.size * (weight + STORE) + evaluations * LOAD + (0 if any(aligned) else DISPATCH)
         if inline <= store:
             return None
         return (
@@ -333,9 +334,16 @@ class Fuser:
 
     # -- dots ------------------------------------------------------------------------------------------------------
     def _can_anchor(self, plan: Plan, node: Node) -> bool:
-        return plan.group.kind == "map" and self._aligned(plan, node) and not any(
-            n.op in ("reduce", "dot") for n in plan.group.members
-        )
+        """Whether a kernel may become the epilogue of a matrix product.
+
+        The epilogue is written out for each of the tile's accumulators, so one that touches many arrays (an optimizer's
+        update) spills registers and takes long to compile; such kernels are better packed with their like.
+        """
+        group = plan.group
+        if group.kind != "map" or not self._aligned(plan, node) or any(n.op in ("reduce", "dot") for n in group.members):
+            return False
+        others = [n for n in plan.demands.nodes() if n not in group.members and n is not node and n.size > 1]
+        return len(group.outputs) + len(others) <= EPILOGUE_ARRAYS
 
     def _adopt_dot(self, node: Node, readers: list[Plan]) -> str | None:
         depth = prod(node.args[0].shape[a] for a in node.attr.lhs_contract)

@@ -140,6 +140,9 @@ class Planner:
         rows, reads, writes, inplace, total = [], [], [], [], 0
         segments: list[int] = []
         for number, call in enumerate(pack.calls):
+            for node in call.writes:  # what a kernel computes may be a constant, but never lives in one
+                if node not in env or env[node].memory.kind == "const":
+                    env[node] = fixed.get(node) or self.temp(self.nbytes(node))
             row = [a if isinstance(a, int) else self._place(a, env, fixed) for a in call.args]
             if len(pack.calls) > 1:
                 names = [p.name for p in call.kernel.params]

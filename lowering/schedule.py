@@ -65,7 +65,12 @@ def _producer(node: Node) -> Node:
 def _order(units: list) -> list[Pack | LoopCall]:
     made_by = {n: i for i, (_, outputs, _) in enumerate(units) for n in outputs}
     needs = [{made_by[_producer(r)] for r in reads if _producer(r) in made_by} - {i} for i, (_, _, reads) in enumerate(units)]
-    level = _levels(needs)
+    feeds: list[set[int]] = [set() for _ in needs]
+    for i, wanted in enumerate(needs):
+        for d in wanted:
+            feeds[d].add(i)
+    # Levels count from the results: updates of parameters all come last, however early their gradients are ready.
+    level = _levels(feeds)
     packs: dict[object, list[int]] = {}
     for i, (work, _, _) in enumerate(units):
         single = isinstance(work, list) and len(work) == 1 and work[0].elements is not None
@@ -121,20 +126,20 @@ def _code(call: KernelCall) -> str:
     return call.kernel.key()
 
 
-def _levels(needs: list[set[int]]) -> list[int]:
-    """Longest path to each unit; units of one level never wait for each other."""
-    level = [-1] * len(needs)
-    for root in range(len(needs)):
+def _levels(edges: list[set[int]]) -> list[int]:
+    """Longest path along `edges` from each unit; units of one level never wait for each other."""
+    level = [-1] * len(edges)
+    for root in range(len(edges)):
         stack = [root]
         while stack:
             i = stack[-1]
             if level[i] >= 0:
                 stack.pop()
                 continue
-            pending = [d for d in needs[i] if level[d] < 0]
+            pending = [d for d in edges[i] if level[d] < 0]
             if pending:
                 stack.extend(pending)
             else:
-                level[i] = 1 + max((level[d] for d in needs[i]), default=-1)
+                level[i] = 1 + max((level[d] for d in edges[i]), default=-1)
                 stack.pop()
     return level
