@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from .graph import Node
+from .graph import Node, fold_length
 from .index import Index, constant, flatten, symbol, unflatten
 from .pull import Position, concat_view, dot_position, pad_view, view, window_view
 
@@ -48,7 +48,7 @@ class Demands:
         """
         for at, evaluations in list(self._at.get(node, {}).items()):
             if at is None:
-                folds = _fold_length(node)
+                folds = fold_length(node) if node.op in ("reduce", "dot") else 1
                 for arg in node.args:
                     self.add(arg, None, evaluations * folds)
             else:
@@ -72,7 +72,7 @@ class Demands:
                     self.add(arg, where, evaluations)
         elif op == "reduce":
             axes, shape = node.attr.axes, args[0].shape
-            count = prod(shape[a] for a in axes)
+            count = fold_length(node)
             folds = column if column is not None else symbol("k", 0, max(0, count - 1))
             folded = iter(unflatten(folds, [shape[a] for a in axes]))
             kept = iter(at)
@@ -83,7 +83,7 @@ class Demands:
             for arg in args[len(operands) :]:
                 self.add(arg, (), evaluations)
         elif op == "dot":
-            count = _fold_length(node)
+            count = fold_length(node)
             left, right = dot_position(node, at, symbol("k", 0, max(0, count - 1)))
             # Tiles read each operand element once for eight rows (or columns) of the result.
             self.add(args[0], left, max(args[0].size, evaluations * count // 32))
@@ -111,14 +111,6 @@ class Demands:
             window = prod(updates.shape[d] for d in node.attr.window_dims)
             self.add(indices, None, indices.size * max(1, window))
             self.add(updates, None, updates.size)
-
-
-def _fold_length(node: Node) -> int:
-    if node.op == "reduce":
-        return prod(node.args[0].shape[a] for a in node.attr.axes)
-    if node.op == "dot":
-        return prod(node.args[0].shape[a] for a in node.attr.lhs_contract)
-    return 1
 
 
 def _distinct(at: Position, evaluations: int) -> int:

@@ -15,9 +15,10 @@ import numpy as np
 
 from .cost import DISPATCH, LOAD, SHORT, STORE, Weights
 from .demand import Demands
-from .graph import Graph, Node
+from .graph import Graph, Node, fold_length
 from .groups import Group
-from .index import Index, symbol, unflatten
+from .index import ZERO, Index, symbol, unflatten
+from .order import Order, order_of
 
 FREE = frozenset("broadcast reshape transpose slice reverse iota dynamic_slice".split())
 ALONE = frozenset("scatter cumulative argsort".split())
@@ -48,7 +49,7 @@ class Plan:
         self.weight = 0
         self.depth: dict[Node, int] = {}
         self.reach = 0  # plans (as a bit set) that must run after this one
-        self.flat = symbol("i", 0, max(0, group.outputs[0].size - 1))
+        self.flat = _counter("i", group.outputs[0].size)
         self.row: Index | None = None
         self.columns: dict[int, Index] = {}
         self.number = 0
@@ -62,22 +63,23 @@ class Plan:
         self.demands = Demands()
         group = self.group
         size = max(n.size for n in group.outputs)
-        self.row = None if rows is None else symbol("r", 0, max(0, rows - 1))
+        self.row = None if rows is None else _counter("r", rows)
         self.columns = {}
         for node in group.outputs:
-            if self.row is None:
-                at = self.flat
-            else:
+            at = self.flat
+            if self.row is not None:
                 count = node.size // rows  # type: ignore[operator]
                 at = self.row * count + self.column(count)
-            self.demands.add(node, unflatten(at, node.shape), size)
+            self.demands.add(node, unflatten(group.position(node, at), node.shape), size)
         for node in sorted(group.members, key=lambda n: -n.number):
             self.push(node)
 
     def push(self, node: Node) -> None:
         """Pass on what a member reads."""
         if self.row is not None and node in self.group.reduces:
-            self.demands.push(node, self.row, self.column(columns(node)))
+            self.demands.push(node, self.row, self.column(fold_length(node)))
+        elif node.op == "reduce" and node in self.group.outputs:
+            self.demands.push(node, column=self.column(fold_length(node)))  # one loop folds all of them
         else:
             self.demands.push(node)
 
@@ -270,13 +272,15 @@ class Fuser:
             if plan.weight + self.weights.own(node) > MAX_WEIGHT or self._depth(plan, node) > MAX_DEPTH:
                 continue
             if node.op == "dot":
-                if not self._can_anchor(plan, node):
+                if not self._anchor(plan, node):
                     continue
-                plan.group.kind, plan.group.anchor = "dot", node
             elif node.op == "reduce" and plan.group.kind != "dot" and self._adopt_reduce(node, plan):
                 pass
-            elif not self._aligned(plan, node) or (node.op == "reduce" and columns(node) > SHORT and row_suited(node)):
+            elif not self._aligned(plan, node) or (node.op == "reduce" and fold_length(node) > SHORT and row_suited(node)):
                 continue
+            order = self._order(plan, node)
+            if order is not None and order.digits:
+                plan.group.orders[node] = order
             plan.group.outputs.append(node)
             self._mark_stored(node, plan, readers)
             self._enter(plan, node)
@@ -297,11 +301,11 @@ class Fuser:
             if later >> plan.number & 1 or plan.weight + self.weights.own(node) > MAX_WEIGHT:
                 continue
             if rows is not None:
-                fits = group.kind == "row" and group.rows == rows and columns(node) in {columns(r) for r in group.reduces}
+                fits = group.kind == "row" and group.rows == rows and fold_length(node) in {fold_length(r) for r in group.reduces}
             else:
-                folds = {columns(n) if n.op == "reduce" else 1 for n in group.outputs}
+                folds = {fold_length(n) if n.op == "reduce" else 1 for n in group.outputs}
                 fits = group.kind == "map" and group.outputs[0].size == node.size
-                fits = fits and folds == {columns(node) if node.op == "reduce" else 1}
+                fits = fits and folds == {fold_length(node) if node.op == "reduce" else 1}
             if not fits:
                 continue
             group.outputs.append(node)
@@ -315,7 +319,7 @@ class Fuser:
         return False
 
     def _aligned(self, plan: Plan, node: Node) -> bool:
-        """Whether the kernel computes each element of `node` exactly once, in row-major order."""
+        """Whether the kernel computes each element of `node` exactly once; a kernel of rows, also in row-major order."""
         group = plan.group
         if group.kind == "loop" or not node.size:
             return False
@@ -323,7 +327,7 @@ class Fuser:
         if flat is None:
             return False
         if plan.row is None:
-            return group.kind in ("map", "dot") and node.size == group.outputs[0].size and flat == plan.flat
+            return self._order(plan, node) is not None
         if node.size == group.rows:
             return flat == plan.row
         if node.size % group.rows:
@@ -331,6 +335,14 @@ class Fuser:
         rest = flat - plan.row * (node.size // group.rows)
         count = node.size // group.rows
         return len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and rest.terms[0][0].name == "c" and rest.hi == count - 1
+
+    @staticmethod
+    def _order(plan: Plan, node: Node) -> Order | None:
+        """Where a "map" or "dot" kernel's visits lie in `node`, if they are all its elements, once each."""
+        flat = plan.positions(node)
+        if flat is None or plan.group.kind not in ("map", "dot") or node.size != plan.group.outputs[0].size:
+            return None
+        return order_of(flat, plan.flat, node.size)
 
     # -- dots ------------------------------------------------------------------------------------------------------
     def _can_anchor(self, plan: Plan, node: Node) -> bool:
@@ -345,13 +357,29 @@ class Fuser:
         others = [n for n in plan.demands.nodes() if n not in group.members and n is not node and n.size > 1]
         return len(group.outputs) + len(others) <= EPILOGUE_ARRAYS
 
+    def _anchor(self, plan: Plan, node: Node) -> bool:
+        """Make a kernel the epilogue of a matrix product, visiting its elements in row-major order."""
+        if not self._can_anchor(plan, node):
+            return False
+        group, order = plan.group, self._order(plan, node)
+        assert order is not None
+        if order.digits:
+            before = group.orders
+            visited = _visit(group, order)
+            plan.rebuild(None)
+            if not visited or plan.positions(node) != plan.flat:
+                group.orders = before
+                plan.rebuild(None)
+                return False
+        group.kind, group.anchor = "dot", node
+        return True
+
     def _adopt_dot(self, node: Node, readers: list[Plan]) -> str | None:
         depth = prod(node.args[0].shape[a] for a in node.attr.lhs_contract)
         if len(readers) > 1:
             return "a matrix product read by several kernels"
         plan = readers[0]
-        if self._can_anchor(plan, node):
-            plan.group.kind, plan.group.anchor = "dot", node
+        if self._anchor(plan, node):
             return None
         if depth * node.size <= 256 and self._too_dear(node, readers) is None:
             return None
@@ -375,12 +403,17 @@ class Fuser:
             return False
         if not node.size or any(n.size % node.size for n in group.outputs):
             return False
-        plan.rebuild(node.size)
-        if plan.positions(node) != plan.row:
-            plan.rebuild(None)
-            return False
-        group.kind, group.rows = "row", node.size
-        return True
+        before = group.orders
+        for order in (Order(()), *before.values()):  # any of the outputs may be the one that is laid out in rows
+            group.orders = before
+            visited = _visit(group, order)
+            plan.rebuild(node.size)
+            if visited and plan.positions(node) == plan.row:
+                group.kind, group.rows = "row", node.size
+                return True
+        group.orders = before
+        plan.rebuild(None)
+        return False
 
 
 def _row_values(graph: Graph) -> set[Node]:
@@ -403,20 +436,29 @@ def constant_array(node: Node) -> np.ndarray | None:
     return None
 
 
-def columns(node: Node) -> int:
-    """Elements folded into each result of a reduce node."""
-    return prod(node.args[0].shape[a] for a in node.attr.axes)
-
-
 def _short(node: Node) -> bool:
-    return columns(node) <= SHORT
+    return fold_length(node) <= SHORT
 
 
 def row_suited(node: Node) -> bool:
     """Whether lanes should share each result: long, and along the fastest axis."""
     rank = len(node.args[0].shape)
     last = max((i for i in range(rank) if node.args[0].shape[i] > 1), default=-1)
-    return columns(node) > SHORT and last in node.attr.axes
+    return fold_length(node) > SHORT and last in node.attr.axes
+
+
+def _visit(group: Group, order: Order) -> bool:
+    """Let the kernel visit as number `order(i)` what it visited as number i; False where the index algebra cannot follow."""
+    size = group.outputs[0].size
+    back = order.inverse()
+    orders = {n: group.orders.get(n, Order(())).after(back, size) for n in group.outputs}
+    group.orders = {n: o for n, o in orders.items() if o is not None and o.digits}
+    return None not in orders.values()
+
+
+def _counter(name: str, count: int) -> Index:
+    """A symbol that runs through [0, count); plain 0 where it can be nothing else."""
+    return symbol(name, 0, count - 1) if count > 1 else ZERO
 
 
 def _sources(node: Node) -> list[Node]:

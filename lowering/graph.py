@@ -182,6 +182,12 @@ class Node:
         return f"%{self.number}:{self.dtype}{list(self.shape)}={self.op}"
 
 
+def fold_length(node: Node) -> int:
+    """Elements folded into each result of a reduce or dot node."""
+    axes = node.attr.axes if node.op == "reduce" else node.attr.lhs_contract
+    return prod(node.args[0].shape[a] for a in axes)
+
+
 @dataclass(eq=False)
 class Graph:
     """Nodes in an order that respects dependencies; `inputs[i]` is flat argument i."""

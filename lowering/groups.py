@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .graph import Node
+from .index import Index
+from .order import Order
 
 
 @dataclass(eq=False)
@@ -19,6 +21,7 @@ class Group:
         rows: for "row", how many rows; each output has rows * columns elements in row-major order.
         reduces: for "row", the reductions that a whole workgroup does together, producers first.
         anchor: the node whose schedule this is (dot, scatter, cumulative, argsort), else None.
+        orders: for outputs that "map" and "dot" kernels do not visit in row-major order, where each visit belongs.
     """
 
     kind: str
@@ -28,6 +31,7 @@ class Group:
     rows: int = 0
     reduces: list[Node] = field(default_factory=list)
     anchor: Node | None = None
+    orders: dict[Node, Order] = field(default_factory=dict)
     number: int = 0
 
     @property
@@ -37,6 +41,11 @@ class Group:
         words = [f"{n.op}_{n.attr.kind}" if n.op in ("reduce", "scatter", "cumulative") else n.op for n in main]
         words += [n.attr.primitive for n in sorted(self.members, key=lambda n: n.number) if n.op == "map"][-2:]
         return "_".join(dict.fromkeys([self.kind, *words]))[:60]
+
+    def position(self, node: Node, at: Index) -> Index:
+        """Row-major position of the element of an output that the kernel visits as number `at`."""
+        order = self.orders.get(node)
+        return at if order is None else order.apply(at)
 
     def __repr__(self) -> str:
         return f"group {self.number} ({self.name}) -> {self.outputs}"

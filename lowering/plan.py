@@ -192,8 +192,11 @@ class Planner:
             pick = wanted.get(spec.carries + i)
             nbytes = self.nbytes(y) * spec.length
             totals.append(fixed[pick] if pick is not None and pick in fixed else self.temp(nbytes))
+        # A state that is stacked as it comes in (what reverse mode saves) is written to the stack by the turn before.
+        entering = {n: i for i, n in enumerate(graph.inputs[spec.consts : spec.consts + spec.carries])}
+        saved = {entering[y]: total for y, total in zip(ys, totals, strict=True) if y in entering}
         for turn in range(spec.length):
-            at = spec.length - 1 - turn if spec.reverse else turn
+            at, following = (spec.length - 1 - t if spec.reverse else t for t in (turn, turn + 1))
             xs = [self._part(x, at, spec.length) for x in stacked]
             places = dict(zip(graph.inputs, [*consts, *carries, *xs], strict=True))
             goals: dict[Node, Place] = {}
@@ -204,14 +207,18 @@ class Planner:
                     extra.append((y, place))
                 else:
                     goals[y] = place
-            if turn == spec.length - 1:
-                for i, carry in enumerate(graph.outputs[: spec.carries]):
+            for i, carry in enumerate(graph.outputs[: spec.carries]):
+                if turn == spec.length - 1:
                     pick = wanted.get(i)
-                    if pick is not None and pick in fixed and carry not in goals and carry not in places:
-                        goals[carry] = fixed[pick]
+                    goal = fixed.get(pick) if pick is not None else None
+                else:
+                    goal = self._part(saved[i], following, spec.length) if i in saved else None
+                if goal is not None and carry not in goals and carry not in places:
+                    goals[carry] = goal
             inner = self.run(loop.body, places, goals)
             for y, place in extra:
-                self._copy(y, inner[y], place)
+                if inner[y] != place:
+                    self._copy(y, inner[y], place)
             carries = [inner[c] for c in graph.outputs[: spec.carries]]
         return [*carries, *totals]
 

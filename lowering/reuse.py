@@ -57,7 +57,7 @@ def structure(group: Group) -> tuple[Any, dict[Node, int]]:
         group.kind,
         group.rows,
         tuple(entries),
-        tuple(numbers[n] for n in group.outputs),
+        tuple((numbers[n], group.orders.get(n)) for n in group.outputs),
         tuple(numbers[n] for n in group.reduces),
         numbers.get(group.anchor) if group.anchor is not None else None,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from .fuse import columns, row_suited
-from .graph import Graph, GraphBuilder, Node, Reduce
+from .fuse import row_suited
+from .graph import Graph, GraphBuilder, Node, Reduce, fold_length
 
 LANES = 2048  # parallel lanes worth having
 LEAST = 64  # elements a lane should fold at least
@@ -39,7 +39,7 @@ def _parts(node: Node) -> tuple[int, int] | None:
     """(axis, number of parts) for a reduction to be split, else None."""
     if node.op != "reduce" or node.attr.kind not in _SPLITTABLE or not node.size:
         return None
-    count = columns(node)
+    count = fold_length(node)
     lanes = node.size * (256 if row_suited(node) else 1)
     if lanes >= LANES or count < 4 * LEAST:
         return None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from ...runtime.caps import DeviceCaps
+from ..combine import Combiner, combiner_of
+from ..graph import Node, fold_length
 from ..groups import Group
 from ..index import Index, constant, symbol, unflatten
+from ..pull import Puller
+from ..tile import Value
 from .writer import KernelCall, Writer, round_up
 
 LOCAL = 64
@@ -12,7 +16,7 @@ BUSY = 1 << 16  # lanes beyond which each takes several elements
 
 
 def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
-    """Every output has the same number of elements; lane i computes element i of each.
+    """Every output has the same number of elements; lane i computes element i of each, or the one at its order's i.
 
     The number of elements and the first workgroup are literals, so that kernels which differ in nothing else have the
     same code, and may be packed into one dispatch.
@@ -36,7 +40,8 @@ def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
         value = p.index(flat)
         with b.branch(b.op("lt", value, limit)):
             at = symbol("i", 0, count - 1, value) if count > 1 else constant(0)
-            writer.store([(n, at, p.value(n, unflatten(at, n.shape))) for n in group.outputs])
+            places = [(n, group.position(n, at)) for n in group.outputs]
+            writer.store([(n, place, p.value(n, unflatten(place, n.shape))) for n, place in places])
 
     if turns == 1:
         element(first)
@@ -44,3 +49,30 @@ def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
         with b.loop(0, turns) as loop:
             element(first + symbol("t", 0, turns - 1, loop.index) * local)
     return writer.finish(local, grid, elements=count if packable else None)
+
+
+def _fold_together(p: Puller, group: Group, at: Index) -> None:
+    """Fold results that are reductions of equal length in one loop, so that what they share is computed once."""
+    by_length: dict[int, list[Node]] = {}
+    for node in group.outputs:
+        if node.op == "reduce":
+            by_length.setdefault(fold_length(node), []).append(node)
+    for length, nodes in by_length.items():
+        if len(nodes) < 2:
+            continue
+        combiners = [combiner_of(n) for n in nodes]
+        starts = [c.identity(p) for c in combiners]
+
+        def step(state: tuple[Value, ...], k: Index, nodes: list[Node] = nodes, combiners: list[Combiner] = combiners) -> tuple[Value, ...]:
+            out: list[Value] = []
+            for node, combiner in zip(nodes, combiners, strict=True):
+                mine = state[len(out) : len(out) + len(combiner.types)]
+                out += combiner.step(p.b, mine, p.element(node, unflatten(at, node.shape), k, ()), p.index(k))
+            return tuple(out)
+
+        with p.b.loop(0, length, 1, [v for s in starts for v in s]) as loop:
+            loop.yield_(*step(loop.carry, symbol("k", 0, length - 1, loop.index)))
+        results = list(loop.results)
+        for node, combiner in zip(nodes, combiners, strict=True):
+            mine, results = results[: len(combiner.types)], results[len(combiner.types) :]
+            p.fix(node, at, combiner.finish(p.b, tuple(mine)))

@@ -19,6 +19,7 @@ from math import prod
 
 from ...runtime.caps import DeviceCaps
 from ..combine import combiner_of
+from ..demand import Demands
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
@@ -98,7 +99,7 @@ def _share(tiles: int) -> int:
 
 
 def build_dot(group: Group, caps: DeviceCaps) -> KernelCall:
-    """Kernel of a group whose anchor is a dot; the outputs have the elements of the dot in the same row-major order."""
+    """Kernel of a group whose anchor is a dot; the outputs have the elements of the dot, in its row-major order or their own."""
     dot = group.anchor
     assert dot is not None and dot.op == "dot"
     schedule = choose(*sizes(dot), caps)
@@ -259,9 +260,23 @@ class _Tile:
                 for column, total in zip(self.columns, line_sums, strict=True):
                     m, n = (column.at, row.at) if swap else (row.at, column.at)
                     flat = self.batch * (self.m * self.n) + m * self.n + n
+                    if not self._follows(flat):
+                        flat = counter("e", self.dot.size, p.index(flat))
                     p.fix(self.dot, flat, total)
+                    places = [(o, self.group.position(o, flat)) for o in self.group.outputs]
                     with _when(b, column.inside):
-                        self.writer.store([(o, flat, p.value(o, unflatten(flat, o.shape))) for o in self.group.outputs])
+                        self.writer.store([(o, place, p.value(o, unflatten(place, o.shape))) for o, place in places])
+
+    def _follows(self, flat: Index) -> bool:
+        """Whether the index algebra sees that outputs in an order of their own read the product at `flat`."""
+        if not self.group.orders:
+            return True
+        demands = Demands()
+        for output in self.group.outputs:
+            demands.add(output, unflatten(self.group.position(output, flat), output.shape), 1)
+        for node in sorted(self.group.members - {self.dot}, key=lambda n: -n.number):
+            demands.push(node)
+        return demands.single(self.dot) == flat
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from math import prod
 
 from ...runtime.caps import DeviceCaps
 from ..combine import Combiner, combiner_of
-from ..graph import Node
+from ..graph import Node, fold_length
 from ..groups import Group
 from ..index import Index, constant, symbol, unflatten
 from ..tile import Value
@@ -34,7 +34,7 @@ class _RowKernel:
         self.writer, self.group, self.caps = writer, group, caps
         self.b, self.p = writer.b, writer.p
         width = caps.subgroup_size
-        longest = max([columns(n) for n in group.reduces] + [n.size // group.rows for n in group.outputs])
+        longest = max([fold_length(n) for n in group.reduces] + [n.size // group.rows for n in group.outputs])
         lanes = width
         while lanes * KEEP < longest and lanes * 2 <= min(caps.max_local_size, 256):
             lanes *= 2
@@ -66,7 +66,8 @@ class _RowKernel:
         for count in dict.fromkeys(n.size // rows for n in wide):
             self._columns([n for n in wide if n.size // rows == count], count)
         if kept:
-            results = [(n, row, self.p.value(n, unflatten(row, n.shape))) for n in kept]
+            places = [(n, self.group.position(n, row)) for n in kept]
+            results = [(n, place, self.p.value(n, unflatten(place, n.shape))) for n, place in places]
             self._put(results, b.op("eq", self.p.index(self.lane), b.i32(0)))
         # Every lane reads the values kept once a row, so none may be overwritten while a lane may still read it.
         call = writer.finish(self.lanes * self.per_group, grid)
@@ -104,7 +105,7 @@ class _RowKernel:
         return self.edges[column, count]
 
     def _fold(self, node: Node, combiner: Combiner, at: tuple[Index, ...]) -> tuple[Value, ...]:
-        b, p, count = self.b, self.p, columns(node)
+        b, p, count = self.b, self.p, fold_length(node)
         turns = -(-count // self.lanes)
 
         def step(state: tuple[Value, ...], turn: Index | int) -> tuple[Value, ...]:
@@ -172,7 +173,8 @@ class _RowKernel:
         def put(turn: Index | int) -> None:
             column, inside = self._column(turn, count)
             flat = self.row * count + column
-            results = [(n, flat, self.p.value(n, unflatten(flat, n.shape))) for n in nodes]
+            places = [(n, self.group.position(n, flat)) for n in nodes]
+            results = [(n, place, self.p.value(n, unflatten(place, n.shape))) for n, place in places]
             self._put(results, inside)
 
         if turns <= KEEP:
@@ -184,11 +186,3 @@ class _RowKernel:
             put(symbol("t", 0, whole - 1, loop.index))
         if whole < turns:
             put(whole)
-
-
-def columns(node: Node) -> int:
-    """Elements folded into each result of a reduce or dot node."""
-    axes = node.attr.lhs_contract if node.op == "dot" else node.attr.axes
-    return prod(node.args[0].shape[a] for a in axes)
-
-
