@@ -40,6 +40,7 @@ lint:
 
 docs: setup
 	@$(AS_OWNER) $(PYTHON_IN_VENV) tools/make_docs.py
+	@$(AS_OWNER) $(PYTHON_IN_VENV) tools/kernel_report.py
 
 clean:
 	@rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -127,8 +127,8 @@ _declare(
     "Bound on the signatures that one jitted function keeps in memory; the oldest go first.",
 )  # fmt: skip
 _declare(
-    "validate", _text, None, "1, core, sync, gpu, all",
-    "Turns on the Khronos validation layer when the device is opened. Read from the environment only.",
+    "validate", _text, None, "1 (core, sync), all, or a list of core, sync, gpu",
+    "Turns on the Khronos validation layer when Vulkan is first used. Read from the environment only.",
 )  # fmt: skip
 _declare(
     "warn_transfer", _ACTION, "ignore", "ignore, warn (or 1), error",

@@ -39,6 +39,12 @@ class Weights:
         """Operations an evaluation takes, down to what will surely be stored (counted as loads). Shared parts count once."""
         return self._total[node]
 
+    def alone(self, node: Node) -> int:
+        """As `total`, for a lane that does a long reduction all by itself."""
+        if node.op != "reduce":
+            return self._total[node]
+        return min(_CAP, 10 + fold_length(node) * sum(LOAD if _loaded(a) else self._total[a] for a in node.args))
+
     def _visit(self, node: Node) -> None:
         if _loaded(node):
             depth = fold_length(node) if node.op == "dot" else 0

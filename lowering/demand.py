@@ -13,9 +13,14 @@ MANY = 12  # positions of one node that are told apart
 
 
 class Demands:
-    """For each node a map from index to the number of evaluations; an index that depends on data is None."""
+    """For each node a map from index to the number of evaluations; an index that depends on data is None.
 
-    def __init__(self) -> None:
+    Args:
+        lanes: lanes that the kernel runs, each of which computes what all its elements, or those of its row, have in common.
+    """
+
+    def __init__(self, lanes: int = 1 << 62) -> None:
+        self.lanes = lanes
         self._at: dict[Node, dict[Position | None, int]] = {}
 
     def add(self, node: Node, at: Position | None, evaluations: int) -> None:
@@ -58,7 +63,7 @@ class Demands:
         op, args = node.op, node.args
         inner = view(node, at)
         if inner is not None:
-            return self.add(args[0], inner, _distinct(inner, evaluations))
+            return self.add(args[0], inner, min(evaluations, self.lanes) if _uniform(inner) else evaluations)
         if op == "map":
             for arg in args:
                 self.add(arg, at, evaluations)
@@ -113,9 +118,6 @@ class Demands:
             self.add(updates, None, updates.size)
 
 
-def _distinct(at: Position, evaluations: int) -> int:
-    """Evaluations that a kernel really makes: a value that does not depend on the column is computed once a row (for each lane)."""
-    symbols = {a for i in at for a, _ in i.terms}
-    if any(a.kind != "sym" or a.name == "i" for a in symbols):
-        return evaluations
-    return min(evaluations, 8 * prod(a.hi + 1 for a in symbols))
+def _uniform(at: Position) -> bool:
+    """Whether an index is the same for all that a lane computes: it depends on the row or on nothing."""
+    return all(atom.name == "r" if atom.base is None else _uniform((atom.base,)) for i in at for atom, _ in i.terms)

@@ -33,7 +33,7 @@ def emit(kernel: Kernel, caps: DeviceCaps, *, checked: bool = False, debug: bool
     """SPIR-V of a kernel for devices with these capabilities. Equal kernels give equal bytes.
 
     Args:
-        checked: verify the kernel first, and test every index against its buffer at run time: see `emit_memory`.
+        checked: verify the kernel first, and test every index against its buffer at run time: see `emit_bounds`.
         debug: add names and source lines.
 
     Raises:
@@ -117,6 +117,8 @@ class Emitter:
         if self.debug:
             self._names()
         self._block(self.kernel.body)
+        if self.arguments.bounds:
+            self.arguments.bounds.report(self.arguments.errors)
         entry = self.code.finish()
         return self.module.to_bytes(entry, self.kernel.local_size, self.caps.float_controls)
 

@@ -1,4 +1,4 @@
-"""SPIR-V functions for what no instruction does exactly: f16 and bf16 conversion, fmod, and the bounds check.
+"""SPIR-V functions for what no instruction does exactly: f16 and bf16 conversion, and fmod.
 
 Each is written into a module on first use. They work on bits, because a device may flush f32 subnormals and may
 round conversions either way; every f32 value that does appear in arithmetic here is normal or zero.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .spirv import ALIGNED, Code, Decoration, Glsl, Module, Op, Storage
+from .spirv import Code, Glsl, Module, Op
 
 _MAGNITUDE, _INFINITY, _QUIET_NAN = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 _HALF_BIAS = 112 << 23  # difference of the exponent biases of f32 and f16
 _HALF_NORMAL = 113 << 23  # bits of 2**-14, the smallest normal f16
 _HALF_OVERFLOW = 143 << 23  # bits of 2**16
-_DEVICE_SCOPE, _RELAXED = 1, 0
 
 
 def helper(module: Module, name: str) -> int:
@@ -133,42 +132,10 @@ def _float_remainder(module: Module) -> int:
     return code.finish(code.op(Op.BITCAST, f, code.op(Op.SELECT, u32, bad, u(_QUIET_NAN), signed)))
 
 
-def _in_bounds(module: Module) -> int:
-    """(error buffer, index, size, parameter, statement) -> whether index < size; the first failure is written down.
-
-    The error buffer counts failures in word 0; words 1 to 3 hold parameter, index and statement of the first.
-    """
-    u, u32, bool_ = module.u, module.u32, module.bool_
-    errors = module.runtime_array(u32, 4)
-    word = module.pointer(Storage.PHYSICAL, u32)
-    code = Code(module, bool_, [errors, u32, u32, u32, u32])
-    buffer, index, size, parameter, statement = code.parameters
-    module.decorate(buffer, Decoration.ALIASED)
-    inside = code.op(Op.U_LT, bool_, index, size)
-    outside, first, inner, merge = (module.new_id() for _ in range(4))
-    code.do(Op.SELECTION_MERGE, merge, 0)
-    code.do(Op.BRANCH_CONDITIONAL, inside, merge, outside)
-    code.start(outside)
-    count = code.op(Op.ACCESS_CHAIN, word, buffer, u(0), u(0))
-    before = code.op(Op.ATOMIC_I_ADD, u32, count, u(_DEVICE_SCOPE), u(_RELAXED), u(1))
-    is_first = code.op(Op.I_EQ, bool_, before, u(0))
-    code.do(Op.SELECTION_MERGE, inner, 0)
-    code.do(Op.BRANCH_CONDITIONAL, is_first, first, inner)
-    code.start(first)
-    for position, value in enumerate((parameter, index, statement), start=1):
-        code.do(Op.STORE, code.op(Op.ACCESS_CHAIN, word, buffer, u(0), u(position)), value, ALIGNED, 4)
-    code.jump(inner)
-    code.start(inner)
-    code.jump(merge)
-    code.start(merge)
-    return code.finish(inside)
-
-
 HELPERS: dict[str, Callable[[Module], int]] = {
     "f16_to_float": _half_to_float,
     "float_to_f16": _float_to_half,
     "float_to_bf16": _float_to_bfloat,
     "round_bf16": _float_to_bfloat_value,
     "fmod": _float_remainder,
-    "in_bounds": _in_bounds,
 }

@@ -2,7 +2,7 @@
 
 Calling convention: the push constants are two addresses, of the argument rows and of the workgroups' row numbers
 (packed kernels only). A row holds 8 bytes a parameter: the address of a buffer, or a literal in the low half. In
-checked mode one entry more, the address of the error buffer of `emit_math`.
+checked mode one entry more, the address of the error record of `emit_bounds`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .dtypes import DTYPES, DType
+from .emit_bounds import Bounds
 from .emit_math import helper
 from .spirv import ALIGNED, Capability, Module, Op, Storage
 from .tile import Value
@@ -94,7 +95,6 @@ class Arguments:
         module, params = e.module, e.kernel.params
         self.emitter = e
         self.elements = [element(module, p.dtype, e.narrow_widths) if i in used else None for i, p in enumerate(params)]
-        self.pointers: list[int] = []
         types, members = [], []
         for i, param in enumerate(params):
             kind = self.elements[i]
@@ -112,6 +112,7 @@ class Arguments:
         if members:
             self._load(members, ROW_ENTRY * (len(params) + e.checked))
         self.errors = self.ids.get(len(params), 0)
+        self.bounds = Bounds(e) if e.checked else None
 
     def _load(self, members: list[tuple[int, int]], stride: int) -> None:
         e, module, code = self.emitter, self.emitter.module, self.emitter.code
@@ -130,12 +131,11 @@ class Arguments:
             pointer = module.pointer(Storage.PHYSICAL, module.u32)
             place = code.op(Op.ACCESS_CHAIN, pointer, pushed(1, numbers_type), module.u(0), group)
             number = code.op(Op.LOAD, module.u32, place, ALIGNED, 4)
-        rows = pushed(0, rows_type)
+        place = code.op(Op.ACCESS_CHAIN, module.pointer(Storage.PHYSICAL, row), pushed(0, rows_type), module.u(0), number)
+        # One load of the whole row: tools that instrument memory accesses see one, not one a parameter.
+        entries = code.op(Op.LOAD, row, place, ALIGNED, ROW_ENTRY)
         for position, (param, type_id) in enumerate(members):
-            pointer = module.pointer(Storage.PHYSICAL, type_id)
-            place = code.op(Op.ACCESS_CHAIN, pointer, rows, module.u(0), number, module.u(position))
-            is_address = param == len(e.kernel.params) or e.kernel.params[param].mode != "scalar"
-            self.ids[param] = code.op(Op.LOAD, type_id, place, ALIGNED, ROW_ENTRY if is_address else 4)
+            self.ids[param] = code.op(Op.COMPOSITE_EXTRACT, type_id, entries, position)
 
     def load(self, value: Value) -> None:
         e = self.emitter
@@ -143,9 +143,8 @@ class Arguments:
         kind = self.elements[param]
         assert kind is not None
         index = e.ids[value.args[0]]
-        if e.checked:
-            inside = self.in_bounds(value, index, param, e.kernel.params[param].size)
-            index = e.code.op(Op.SELECT, e.module.i32, inside, index, e.zero)
+        if self.bounds:
+            index = self.bounds.clamp(value, index, param, e.kernel.params[param].size)
         place = e.code.op(Op.ACCESS_CHAIN, self.element_pointers[param], self.ids[param], e.zero, index)
         e.ids[value] = widen(e, kind, e.code.op(Op.LOAD, kind.type_id, place, ALIGNED, kind.nbytes), value)
 
@@ -156,7 +155,7 @@ class Arguments:
         assert kind is not None
         index = e.ids[value.args[0]]
         number = narrow(e, kind, value.args[1])
-        after = self.guard(value, index, param, e.kernel.params[param].size) if e.checked else 0
+        after = self.bounds.guard(value, index, param, e.kernel.params[param].size) if self.bounds else 0
         place = e.code.op(Op.ACCESS_CHAIN, self.element_pointers[param], self.ids[param], e.zero, index)
         e.code.do(Op.STORE, place, number, ALIGNED, kind.nbytes)
         if after:
@@ -182,35 +181,16 @@ class Arguments:
     def shared_load(self, value: Value) -> None:
         e = self.emitter
         array, index = value.attr[1], e.ids[value.args[0]]
-        if e.checked:
-            inside = self.in_bounds(value, index, len(e.kernel.params) + array, e.kernel.shared[array].size)
-            index = e.code.op(Op.SELECT, e.module.i32, inside, index, e.zero)
+        if self.bounds:
+            index = self.bounds.clamp(value, index, len(e.kernel.params) + array, e.kernel.shared[array].size)
         e.ids[value] = e.code.op(Op.LOAD, e.module.types[value.dtype], self._shared_place(array, index))
 
     def shared_store(self, value: Value) -> None:
         e = self.emitter
         array, index = value.attr, e.ids[value.args[0]]
         number = e.ids[value.args[1]]
-        after = self.guard(value, index, len(e.kernel.params) + array, e.kernel.shared[array].size) if e.checked else 0
+        after = self.bounds.guard(value, index, len(e.kernel.params) + array, e.kernel.shared[array].size) if self.bounds else 0
         e.code.do(Op.STORE, self._shared_place(array, index), number)
         if after:
             e.code.jump(after)
             e.code.start(after)
-
-    # -- bounds ------------------------------------------------------------------------------------------------------
-    def in_bounds(self, value: Value, index: int, param: int, size: int) -> int:
-        """Whether the index is inside; shared arrays count as parameters after the last one. A failure is recorded."""
-        e, u = self.emitter, self.emitter.module.u
-        unsigned = e.code.op(Op.BITCAST, e.module.u32, index)
-        check = helper(e.module, "in_bounds")
-        return e.code.op(Op.FUNCTION_CALL, e.module.bool_, check, self.errors, unsigned, u(size), u(param), u(e.lines[value]))
-
-    def guard(self, value: Value, index: int, param: int, size: int) -> int:
-        """Begin a block that runs only inside the bounds; returns the label to continue at."""
-        e = self.emitter
-        inside = self.in_bounds(value, index, param, size)
-        body, after = e.module.new_id(), e.module.new_id()
-        e.code.do(Op.SELECTION_MERGE, after, 0)
-        e.code.do(Op.BRANCH_CONDITIONAL, inside, body, after)
-        e.code.start(body)
-        return after

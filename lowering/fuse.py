@@ -11,17 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from .cost import DISPATCH, LOAD, SHORT, STORE, Weights
-from .demand import Demands
+from .forming import Plan
 from .graph import Graph, Node, fold_length
 from .groups import Group
-from .index import ZERO, Index, symbol, unflatten
-from .order import Order, order_of
+from .traits import ALONE, FREE, constant_array, moves, row_suited, row_values, sources
 
-FREE = frozenset("broadcast reshape transpose slice reverse iota dynamic_slice".split())
-ALONE = frozenset("scatter cumulative argsort".split())
 MAX_WEIGHT = 1500  # instructions and loads of one kernel, which bounds its compile time
 EPILOGUE_ARRAYS = 5  # arrays that the epilogue of a matrix product may read and write
 MAX_DEPTH = 120  # longest chain of inlined nodes
@@ -37,55 +32,9 @@ class Decision:
     bytes_saved: int = 0
 
     def __str__(self) -> str:
-        return f"{self.node!r} {self.action}: {self.reason}" + (f" ({self.bytes_saved} bytes saved)" if self.bytes_saved else "")
-
-
-class Plan:
-    """A kernel being formed: a group with the indices at which it reads each node."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.demands = Demands()
-        self.weight = 0
-        self.depth: dict[Node, int] = {}
-        self.reach = 0  # plans (as a bit set) that must run after this one
-        self.flat = _counter("i", group.outputs[0].size)
-        self.row: Index | None = None
-        self.columns: dict[int, Index] = {}
-        self.number = 0
-
-    def positions(self, node: Node) -> Index | None:
-        """Row-major position at which the kernel reads `node`, if it is only one and known."""
-        return self.demands.single(node)
-
-    def rebuild(self, rows: int | None) -> None:
-        """Recompute demands, for one lane an element (rows None) or one workgroup a row."""
-        self.demands = Demands()
-        group = self.group
-        size = max(n.size for n in group.outputs)
-        self.row = None if rows is None else _counter("r", rows)
-        self.columns = {}
-        for node in group.outputs:
-            at = self.flat
-            if self.row is not None:
-                count = node.size // rows  # type: ignore[operator]
-                at = self.row * count + self.column(count)
-            self.demands.add(node, unflatten(group.position(node, at), node.shape), size)
-        for node in sorted(group.members, key=lambda n: -n.number):
-            self.push(node)
-
-    def push(self, node: Node) -> None:
-        """Pass on what a member reads."""
-        if self.row is not None and node in self.group.reduces:
-            self.demands.push(node, self.row, self.column(fold_length(node)))
-        elif node.op == "reduce" and node in self.group.outputs:
-            self.demands.push(node, column=self.column(fold_length(node)))  # one loop folds all of them
-        else:
-            self.demands.push(node)
-
-    def column(self, count: int) -> Index:
-        """The column of a row of `count` elements; the same in every pass over such rows."""
-        return self.columns.setdefault(count, symbol("c", 0, max(0, count - 1)))
+        return f"{self.node!r} {self.action}: {self.reason}" + (
+            f" ({self.bytes_saved} bytes saved)" if self.bytes_saved else ""
+        )
 
 
 class Fuser:
@@ -95,7 +44,7 @@ class Fuser:
         self.graph, self.fuse = graph, fuse
         self.outputs = set(graph.outputs)
         self.weights = Weights(graph)
-        self.row_values = _row_values(graph)
+        self.row_values = row_values(graph)
         self.plans: list[Plan] = []
         self.readers: dict[Node, list[Plan]] = {}
         self.kept: set[Node] = set()  # read by something that needs a buffer: loops
@@ -122,8 +71,7 @@ class Fuser:
 
     # -- order between kernels -----------------------------------------------------------------------------------
     def _new_plan(self, group: Group) -> Plan:
-        plan = Plan(group)
-        plan.number = len(self.plans)
+        plan = Plan(group, len(self.plans))
         self.plans.append(plan)
         return plan
 
@@ -143,10 +91,7 @@ class Fuser:
     def _place_loop(self, node: Node) -> None:
         """A loop is no kernel, but orders the kernels around it like one."""
         group = Group("loop", [], {node}, self.stored, anchor=node)
-        plan = Plan.__new__(Plan)
-        plan.group, plan.reach, plan.number, plan.demands = group, 0, len(self.plans), Demands()
-        plan.weight, plan.depth, plan.row = 0, {}, None
-        self.plans.append(plan)
+        plan = self._new_plan(group)
         self.home[node] = plan
         for reader in self.readers.get(node, ()):
             self._after(plan, reader)
@@ -174,16 +119,19 @@ class Fuser:
             return self._store_alone(node, "fusion is off")
         if node in self.row_values:
             for plan in readers:
-                self._as_rows(plan, node)
-        if not forced:
-            refused = self._refusal(node, readers)
-            if refused is None:
-                return self._inline(node, readers, self._why_inline(node, readers), saved=self._bytes(node))
-        else:
-            refused = "a result of the function" if node in self.outputs else "read by a loop"
+                plan.as_rows(node)
+        refused = self._forced_why(node) if forced else self._refusal(node, readers)
+        if refused is not None and self._merge_readers(node, readers):
+            readers = self.readers[node]
+            refused = self._forced_why(node) if forced else self._refusal(node, readers)
+        if refused is None:
+            return self._inline(node, readers, self._why_inline(node, readers), saved=self._bytes(node))
         joined = self._join_reader(node, readers) or self._join_sibling(node, readers)
         if not joined:
             self._store_alone(node, refused)
+
+    def _forced_why(self, node: Node) -> str:
+        return "a result of the function" if node in self.outputs else "read by a loop"
 
     def _bytes(self, node: Node) -> int:
         return 2 * node.size * 4
@@ -210,16 +158,16 @@ class Fuser:
 
     def _too_dear(self, node: Node, readers: list[Plan]) -> str | None:
         """Compare computing `node` at every place it is read with computing it once, storing and loading it."""
-        aligned = [self._aligned(p, node) for p in readers]
+        if moves(node):
+            return None
+        aligned = [p.aligned(node) for p in readers]
         evaluations = sum(node.size if ok else p.demands.evaluations(node) for p, ok in zip(readers, aligned, strict=True))
-        weight = self.weights.total(node)
+        weight = self.weights.alone(node)
         inline = evaluations * weight
         store = node.size * (weight + STORE) + evaluations * LOAD + (0 if any(aligned) else DISPATCH)
         if inline <= store:
             return None
-        return (
-            f"computed {evaluations} times where {node.size} are needed: {inline} operations inlined, {store} when stored"
-        )
+        return f"computed {evaluations} times where {node.size} are needed: {inline} operations inlined, {store} when stored"
 
     def _depth(self, plan: Plan, node: Node) -> int:
         return plan.depth.get(node, 0)
@@ -276,9 +224,9 @@ class Fuser:
                     continue
             elif node.op == "reduce" and plan.group.kind != "dot" and self._adopt_reduce(node, plan):
                 pass
-            elif not self._aligned(plan, node) or (node.op == "reduce" and fold_length(node) > SHORT and row_suited(node)):
+            elif not plan.aligned(node) or (node.op == "reduce" and fold_length(node) > SHORT and row_suited(node)):
                 continue
-            order = self._order(plan, node)
+            order = plan.order(node)
             if order is not None and order.digits:
                 plan.group.orders[node] = order
             plan.group.outputs.append(node)
@@ -296,12 +244,14 @@ class Fuser:
         for reader in readers:
             later |= reader.reach | (1 << reader.number)
         rows = node.size if node.op == "reduce" and row_suited(node) else None
-        for plan in {id(p): p for a in _sources(node) for p in self.readers.get(a, ())}.values():
+        for plan in {id(p): p for a in sources(node) for p in self.readers.get(a, ())}.values():
             group = plan.group
             if later >> plan.number & 1 or plan.weight + self.weights.own(node) > MAX_WEIGHT:
                 continue
             if rows is not None:
-                fits = group.kind == "row" and group.rows == rows and fold_length(node) in {fold_length(r) for r in group.reduces}
+                fits = (
+                    group.kind == "row" and group.rows == rows and fold_length(node) in {fold_length(r) for r in group.reduces}
+                )
             else:
                 folds = {fold_length(n) if n.op == "reduce" else 1 for n in group.outputs}
                 fits = group.kind == "map" and group.outputs[0].size == node.size
@@ -318,31 +268,70 @@ class Fuser:
             return True
         return False
 
-    def _aligned(self, plan: Plan, node: Node) -> bool:
-        """Whether the kernel computes each element of `node` exactly once; a kernel of rows, also in row-major order."""
-        group = plan.group
-        if group.kind == "loop" or not node.size:
-            return False
-        flat = plan.positions(node)
-        if flat is None:
-            return False
-        if plan.row is None:
-            return self._order(plan, node) is not None
-        if node.size == group.rows:
-            return flat == plan.row
-        if node.size % group.rows:
-            return False
-        rest = flat - plan.row * (node.size // group.rows)
-        count = node.size // group.rows
-        return len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and rest.terms[0][0].name == "c" and rest.hi == count - 1
+    # -- two kernels become one ------------------------------------------------------------------------------------
+    def _merge_readers(self, node: Node, readers: list[Plan]) -> bool:
+        """Make one kernel of those that compute every element of `node` and do not wait for each other."""
+        merged = False
+        for plan in list(readers):
+            partner = next((p for p in readers if p.number < plan.number and self._mergeable(p, plan, node)), None)
+            if partner is not None:
+                self._merge(partner, plan)
+                readers = self.readers[node]
+                merged = True
+        return merged
 
-    @staticmethod
-    def _order(plan: Plan, node: Node) -> Order | None:
-        """Where a "map" or "dot" kernel's visits lie in `node`, if they are all its elements, once each."""
-        flat = plan.positions(node)
-        if flat is None or plan.group.kind not in ("map", "dot") or node.size != plan.group.outputs[0].size:
-            return None
-        return order_of(flat, plan.flat, node.size)
+    def _mergeable(self, plan: Plan, other: Plan, node: Node) -> bool:
+        a, b = plan.group, other.group
+        if (
+            a.kind != b.kind
+            or a.kind not in ("map", "row")
+            or a.rows != b.rows
+            or not (plan.aligned(node) and other.aligned(node))
+        ):
+            return False
+        if a.kind == "map" and plan.order(node) != other.order(node):
+            return False
+        if (
+            sum(self.weights.own(n) for n in a.members | b.members) > MAX_WEIGHT
+            or self._waits(plan, other)
+            or self._waits(other, plan)
+        ):
+            return False
+        # What one stores and the other reads must be at hand where it is read.
+        crossing = all(
+            p.aligned(n) for p, q in ((plan, other), (other, plan)) for n in q.group.outputs if p in self.readers.get(n, ())
+        )
+        return crossing and (node.op != "dot" or _arrays((plan, other), node) <= EPILOGUE_ARRAYS)
+
+    def _waits(self, first: Plan, later: Plan) -> bool:
+        """Whether a third kernel has to run between the two."""
+        return any(self._before(first, p) and self._before(p, later) for p in self.plans)
+
+    def _merge(self, plan: Plan, other: Plan) -> None:
+        """Let `plan` compute what `other` does."""
+        group, gone = plan.group, other.group
+        bits = 1 << plan.number | 1 << other.number
+        reach = (plan.reach | other.reach) & ~bits
+        for before in self.plans:
+            if before.reach & bits:
+                before.reach |= reach | bits
+        plan.reach = reach
+        group.outputs += gone.outputs
+        group.orders |= gone.orders
+        group.members |= gone.members
+        group.reduces = sorted(set(group.reduces + gone.reduces), key=lambda n: n.number)
+        plan.weight = sum(self.weights.own(n) for n in group.members)
+        for node, depth in other.depth.items():
+            plan.depth[node] = max(plan.depth.get(node, 0), depth)
+        for node in gone.outputs:
+            self.home[node] = plan
+        for readers in self.readers.values():
+            if other in readers:
+                readers[:] = [p for p in readers if p is not other and p is not plan] + [plan]
+        gone.outputs, gone.members = [], set()
+        other.reach = 0
+        plan.rebuild(group.rows if group.kind == "row" else None)
+        self.decisions.append(Decision(group.outputs[-1], "joined", f"kernel {plan.number} reads the same at the same places"))
 
     # -- dots ------------------------------------------------------------------------------------------------------
     def _can_anchor(self, plan: Plan, node: Node) -> bool:
@@ -352,26 +341,15 @@ class Fuser:
         update) spills registers and takes long to compile; such kernels are better packed with their like.
         """
         group = plan.group
-        if group.kind != "map" or not self._aligned(plan, node) or any(n.op in ("reduce", "dot") for n in group.members):
+        if group.kind != "map" or not plan.aligned(node) or any(n.op in ("reduce", "dot") for n in group.members):
             return False
-        others = [n for n in plan.demands.nodes() if n not in group.members and n is not node and n.size > 1]
-        return len(group.outputs) + len(others) <= EPILOGUE_ARRAYS
+        return _arrays((plan,), node) <= EPILOGUE_ARRAYS
 
     def _anchor(self, plan: Plan, node: Node) -> bool:
         """Make a kernel the epilogue of a matrix product, visiting its elements in row-major order."""
-        if not self._can_anchor(plan, node):
+        if not self._can_anchor(plan, node) or not plan.follow(node):
             return False
-        group, order = plan.group, self._order(plan, node)
-        assert order is not None
-        if order.digits:
-            before = group.orders
-            visited = _visit(group, order)
-            plan.rebuild(None)
-            if not visited or plan.positions(node) != plan.flat:
-                group.orders = before
-                plan.rebuild(None)
-                return False
-        group.kind, group.anchor = "dot", node
+        plan.group.kind, plan.group.anchor = "dot", node
         return True
 
     def _adopt_dot(self, node: Node, readers: list[Plan]) -> str | None:
@@ -388,86 +366,14 @@ class Fuser:
     # -- reductions ------------------------------------------------------------------------------------------------
     def _adopt_reduce(self, node: Node, plan: Plan) -> bool:
         """Make `node` a reduction that the whole workgroup of a row does together."""
-        if not row_suited(node) or not self._as_rows(plan, node):
+        if not row_suited(node) or not plan.as_rows(node):
             return False
         plan.group.reduces.insert(0, node)
         return True
 
-    @staticmethod
-    def _as_rows(plan: Plan, node: Node) -> bool:
-        """Give a kernel one workgroup a row, where it reads `node` (a reduction, or what follows from one) once a row."""
-        group = plan.group
-        if group.kind == "row":
-            return node.size == group.rows and plan.positions(node) == plan.row
-        if group.kind != "map" or any(n.op == "reduce" and not _short(n) for n in group.members):
-            return False
-        if not node.size or any(n.size % node.size for n in group.outputs):
-            return False
-        before = group.orders
-        for order in (Order(()), *before.values()):  # any of the outputs may be the one that is laid out in rows
-            group.orders = before
-            visited = _visit(group, order)
-            plan.rebuild(node.size)
-            if visited and plan.positions(node) == plan.row:
-                group.kind, group.rows = "row", node.size
-                return True
-        group.orders = before
-        plan.rebuild(None)
-        return False
 
-
-def _row_values(graph: Graph) -> set[Node]:
-    """Long reductions along the fastest axis, and elementwise values and views of the same size computed from them."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        if (node.op == "reduce" and row_suited(node)) or (
-            (node.op == "map" or node.op in FREE) and any(a in found and a.size == node.size for a in node.args)
-        ):
-            found.add(node)
-    return found
-
-
-def constant_array(node: Node) -> np.ndarray | None:
-    """The value of a node that a loop may read from a constant buffer, so that no kernel need fill one."""
-    if node.op == "const":
-        return node.attr.array
-    if node.op == "broadcast" and node.args[0].op == "const" and node.args[0].size == 1:
-        return np.broadcast_to(node.args[0].attr.array.reshape(()), node.shape)
-    return None
-
-
-def _short(node: Node) -> bool:
-    return fold_length(node) <= SHORT
-
-
-def row_suited(node: Node) -> bool:
-    """Whether lanes should share each result: long, and along the fastest axis."""
-    rank = len(node.args[0].shape)
-    last = max((i for i in range(rank) if node.args[0].shape[i] > 1), default=-1)
-    return fold_length(node) > SHORT and last in node.attr.axes
-
-
-def _visit(group: Group, order: Order) -> bool:
-    """Let the kernel visit as number `order(i)` what it visited as number i; False where the index algebra cannot follow."""
-    size = group.outputs[0].size
-    back = order.inverse()
-    orders = {n: group.orders.get(n, Order(())).after(back, size) for n in group.outputs}
-    group.orders = {n: o for n, o in orders.items() if o is not None and o.digits}
-    return None not in orders.values()
-
-
-def _counter(name: str, count: int) -> Index:
-    """A symbol that runs through [0, count); plain 0 where it can be nothing else."""
-    return symbol(name, 0, count - 1) if count > 1 else ZERO
-
-
-def _sources(node: Node) -> list[Node]:
-    """What `node` reads, looking through views."""
-    out, stack = [], list(node.args)
-    while stack:
-        arg = stack.pop()
-        out.append(arg)
-        if arg.op in FREE:
-            stack.extend(arg.args)
-    return [a for a in out if not (a.op == "const" and a.size == 1)]
-
+def _arrays(plans: tuple[Plan, ...], node: Node) -> int:
+    """Arrays that kernels together write, and read beside `node` and what they compute themselves."""
+    members = {n for p in plans for n in p.group.members}
+    read = {n for p in plans for n in p.demands.nodes() if n not in members and n is not node and n.size > 1}
+    return sum(len(p.group.outputs) for p in plans) + len(read)

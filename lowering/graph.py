@@ -94,7 +94,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Scatter:
-    """As jax.lax.ScatterDimensionNumbers. kind: "set" add mul min max sub. mode: "clip", "drop" or "inbounds"."""
+    """As jax.lax.ScatterDimensionNumbers. kind: "set" add mul min max sub. mode: "clip" or "drop"."""
 
     window_dims: tuple[int, ...]
     inserted: tuple[int, ...]
@@ -319,8 +319,8 @@ class GraphBuilder:
         return self.node("transpose", (arg,), tuple(arg.shape[p] for p in perm), arg.dtype, perm)
 
     def slice(self, arg: Node, starts: Sequence[int], stops: Sequence[int], strides: Sequence[int] | None = None) -> Node:
-        starts = tuple(starts)
-        strides = tuple(strides) if strides is not None else (1,) * len(starts)
+        starts = tuple(int(a) for a in starts)  # JAX passes NumPy integers too, which index expressions must not meet
+        strides = tuple(int(s) for s in strides) if strides is not None else (1,) * len(starts)
         shape = tuple(max(0, -(-(b - a) // s)) for a, b, s in zip(starts, stops, strides, strict=True))
         return arg if shape == arg.shape and all(s == 1 for s in strides) else self.node("slice", (arg,), shape, arg.dtype, (starts, strides))
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from ..runtime.caps import DeviceCaps
 from .dtypes import DTYPES
-from .fuse import constant_array
 from .graph import GraphBuilder, Node
 from .groups import Group
 from .kernels import KernelCall, build
 from .schedule import LoopCall, Pack, Routine
 from .tile import Kernel
+from .traits import constant_array
 
 
 @dataclass(eq=False)
@@ -40,6 +40,13 @@ class Place:
     memory: Memory
     offset: int
     nbytes: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stacked result that only scans read, slice by slice: its parts may lie anywhere, so none is ever copied to be there."""
+
+    parts: tuple[Place, ...]
 
 
 @dataclass(eq=False)
@@ -109,9 +116,11 @@ class Planner:
     def run(self, routine: Routine, places: dict[Node, Place], fixed: dict[Node, Place]) -> dict[Node, Place]:
         """Emit the steps of `routine` given the places of its inputs; results in `fixed` are put where it says."""
         env = dict(places)
+        stacks: dict[Node, Stack] = {}
+        loose = _read_in_slices(routine)
         for step in routine.steps:
             if isinstance(step, LoopCall):
-                self._loop(step, env, fixed)
+                self._loop(step, env, fixed, stacks, loose)
             else:
                 self._launch(step, env, fixed)
         for node in routine.graph.outputs:
@@ -174,27 +183,48 @@ class Planner:
             self._launch(Pack([call]), {original: source, copy: target}, {})
 
     # -- loops -----------------------------------------------------------------------------------------------------
-    def _loop(self, loop: LoopCall, env: dict[Node, Place], fixed: dict[Node, Place]) -> None:
-        node, spec = loop.node, loop.node.attr
-        args = [self._place(a, env, fixed) for a in node.args]
-        wanted = {n.attr: n for n in loop.picks}
-        results = self._scan(loop, args, wanted, fixed) if spec.kind == "scan" else self._while(loop, args)
+    def _loop(
+        self, loop: LoopCall, env: dict[Node, Place], fixed: dict[Node, Place], stacks: dict[Node, Stack], loose: set[Node]
+    ) -> None:
+        spec, wanted = loop.node.attr, {n.attr: n for n in loop.picks}
+        results: Sequence[Place | Stack]
+        if spec.kind == "scan":
+            first = spec.consts + spec.carries
+            args = [self._place(a, env, fixed) for a in loop.node.args[:first]]
+            stacked = [stacks.get(a) or self._place(a, env, fixed) for a in loop.node.args[first:]]
+            results = self._scan(loop, args, stacked, wanted, fixed, {n.attr for n in loop.picks if n in loose})
+        else:
+            results = self._while(loop, [self._place(a, env, fixed) for a in loop.node.args])
         for number, pick in wanted.items():
-            env[pick] = results[number]
+            found = results[number]
+            if isinstance(found, Stack):
+                stacks[pick] = found
+            else:
+                env[pick] = found
 
-    def _scan(self, loop: LoopCall, args: list[Place], wanted: dict[int, Node], fixed: dict[Node, Place]) -> list[Place]:
+    def _scan(
+        self,
+        loop: LoopCall,
+        args: list[Place],
+        stacked: list[Place | Stack],
+        wanted: dict[int, Node],
+        fixed: dict[Node, Place],
+        loose: set[int],
+    ) -> list[Place | Stack]:
         spec, graph = loop.node.attr, loop.body.graph
-        consts, carries = args[: spec.consts], args[spec.consts : spec.consts + spec.carries]
-        stacked = args[spec.consts + spec.carries :]
+        consts, carries = args[: spec.consts], args[spec.consts :]
         ys = graph.outputs[spec.carries :]
-        totals = []
+        totals: list[Place | list[Place]] = []
         for i, y in enumerate(ys):
             pick = wanted.get(spec.carries + i)
             nbytes = self.nbytes(y) * spec.length
-            totals.append(fixed[pick] if pick is not None and pick in fixed else self.temp(nbytes))
+            if spec.carries + i in loose:
+                totals.append([])
+            else:
+                totals.append(fixed[pick] if pick is not None and pick in fixed else self.temp(nbytes))
         # A state that is stacked as it comes in (what reverse mode saves) is written to the stack by the turn before.
         entering = {n: i for i, n in enumerate(graph.inputs[spec.consts : spec.consts + spec.carries])}
-        saved = {entering[y]: total for y, total in zip(ys, totals, strict=True) if y in entering}
+        saved = {entering[y]: total for y, total in zip(ys, totals, strict=True) if y in entering and isinstance(total, Place)}
         for turn in range(spec.length):
             at, following = (spec.length - 1 - t if spec.reverse else t for t in (turn, turn + 1))
             xs = [self._part(x, at, spec.length) for x in stacked]
@@ -202,6 +232,8 @@ class Planner:
             goals: dict[Node, Place] = {}
             extra: list[tuple[Node, Place]] = []
             for y, total in zip(ys, totals, strict=True):
+                if not isinstance(total, Place):
+                    continue
                 place = self._part(total, at, spec.length)
                 if y in goals or y in places:
                     extra.append((y, place))
@@ -219,11 +251,17 @@ class Planner:
             for y, place in extra:
                 if inner[y] != place:
                     self._copy(y, inner[y], place)
+            for y, total in zip(ys, totals, strict=True):
+                if not isinstance(total, Place):
+                    total.append(inner[y])
             carries = [inner[c] for c in graph.outputs[: spec.carries]]
-        return [*carries, *totals]
+        order = -1 if spec.reverse else 1
+        return [*carries, *(t if isinstance(t, Place) else Stack(tuple(t[::order])) for t in totals)]
 
     @staticmethod
-    def _part(place: Place, at: int, length: int) -> Place:
+    def _part(place: Place | Stack, at: int, length: int) -> Place:
+        if isinstance(place, Stack):
+            return place.parts[at]
         nbytes = place.nbytes // length
         return Place(place.memory, place.offset + at * nbytes, nbytes)
 
@@ -265,6 +303,23 @@ class Planner:
             self._copy(result, places[result], flag)
         else:
             self.run(condition, places, {result: flag})
+
+
+def _read_in_slices(routine: Routine) -> set[Node]:
+    """Stacked results of scans that nothing reads but scans, and those slice by slice."""
+    found: set[Node] = set()
+    other: set[Node] = set(routine.graph.outputs)
+    for step in routine.steps:
+        if isinstance(step, Pack):
+            other.update(r for call in step.calls for r in call.reads)
+            continue
+        spec = step.node.attr
+        if spec.kind == "scan":
+            found.update(p for p in step.picks if p.attr >= spec.carries)
+            other.update(step.node.args[: spec.consts + spec.carries])
+        else:
+            other.update(step.node.args)
+    return found - other
 
 
 def _widest(calls: Sequence[KernelCall]) -> tuple:

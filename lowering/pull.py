@@ -34,7 +34,7 @@ class Puller:
     def __init__(self, builder: Builder, read: Callable[[Node], int | None]) -> None:
         self.b = builder
         self.read = read
-        self.reads: dict[Node, set[Index]] = {}
+        self.loads: list[tuple[Node, Index]] = []  # in the order the kernel does them
         self._fixed: dict[Node, list[tuple[Index, Value]]] = {}
         self._values: dict[tuple[Node, Position, Guard], Value] = {}
         self._indices: dict[Index, Value] = {}
@@ -136,7 +136,7 @@ class Puller:
 
     def _load(self, node: Node, param: int, at: Position, guard: Guard) -> Value:
         flat = flatten(at, node.shape)
-        self.reads.setdefault(node, set()).add(flat)
+        self.loads.append((node, flat))
         index = self.index(flat)
         if flat.lo < 0 or flat.hi >= node.size:
             ok = self.guard(guard)
@@ -369,17 +369,13 @@ def _gather(p: Puller, node: Node, at: Position, guard: Guard) -> Value:
     for component, d in enumerate(spec.start_map):
         where = (*batch, constant(component))
         top = operand.shape[d] - spec.slice_sizes[d]
-        start = p.start(indices, where, guard, 0, top, clamp=spec.mode != "fill")
+        inner[d] = inner[d] + p.start(indices, where, guard, 0, top)  # clamped in any mode: index algebra needs bounds
         if spec.mode == "fill":
-            conds.append(Cond(start, 0, top + 1))
-        inner[d] = inner[d] + start
-    kept = narrow(conds)
-    if operand.size == 0 or kept is None:
+            conds.append(Cond(p.start(indices, where, guard, 0, top, clamp=False), 0, top + 1))
+    if operand.size == 0:
         return _fill(p, node)
-    if not kept:
-        return p.value(operand, tuple(inner), guard)
-    inside = p.value(operand, tuple(inner), _join(guard, kept))
-    return p.b.op("select", p.guard(kept), inside, _fill(p, node))  # type: ignore[arg-type]
+    inside = p.value(operand, tuple(inner), guard)
+    return inside if not conds else p.b.op("select", p.guard(tuple(conds)), inside, _fill(p, node))  # type: ignore[arg-type]
 
 
 def _fill(p: Puller, node: Node) -> Value:

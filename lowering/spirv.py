@@ -54,7 +54,7 @@ class Capability:
 class Storage:
     """Storage classes."""
 
-    INPUT, WORKGROUP, PUSH_CONSTANT, PHYSICAL = 1, 4, 9, 5349
+    INPUT, WORKGROUP, PRIVATE, PUSH_CONSTANT, PHYSICAL = 1, 4, 6, 9, 5349
 
 
 class Decoration:
@@ -188,10 +188,10 @@ class Module:
         return number
 
     # -- variables, names ------------------------------------------------------------------------------------------
-    def variable(self, storage: int, pointee: int) -> int:
-        """A module-level variable; part of the entry point's interface."""
+    def variable(self, storage: int, pointee: int, *initial: int) -> int:
+        """A module-level variable, perhaps with an initial constant; part of the entry point's interface."""
         pointer, number = self.pointer(storage, pointee), self.new_id()
-        self.globals += (4 << 16 | Op.VARIABLE, pointer, number, storage)
+        self.globals += ((4 + len(initial)) << 16 | Op.VARIABLE, pointer, number, storage, *initial)
         self.interface.append(number)
         return number
 

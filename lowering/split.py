@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from .fuse import row_suited
 from .graph import Graph, GraphBuilder, Node, Reduce, fold_length
+from .traits import row_suited
 
 LANES = 2048  # parallel lanes worth having
 LEAST = 64  # elements a lane should fold at least

@@ -169,6 +169,10 @@ class Device:
             with self.lock:
                 self.pipelines.save()
                 self.stream.wait_idle()
+                instance = vk.instance()
+                instance.ended = True
+                if instance.validate:  # the layer ends its threads with the device; left to the process, they abort it
+                    self.objects.close()
         except (RuntimeError, KeyboardInterrupt):
             pass  # the process ends; a lost device has been reported where it was lost
 

@@ -41,9 +41,11 @@ class NullDevice:
 
     Attributes:
         counters: "dispatches", "bytes read", "bytes written" and "workgroups" of all calls so far.
+        check_races: calls raise RaceError where lanes of a workgroup race for shared memory. Slow.
     """
 
     index, kind, driver, missing = 0, "cpu", "interpreter", ()
+    check_races = False
 
     def __init__(self, caps: DeviceCaps = NULL_CAPS) -> None:
         self.caps, self.name, self.memory = caps, caps.name, caps.max_buffer_bytes
@@ -171,29 +173,42 @@ class NullExecutable:
         counters["workgroups"] += int(np.prod(step.groups))
         counters["bytes read"] += sum(ref.nbytes for ref in step.reads)
         counters["bytes written"] += sum(ref.nbytes for ref in step.writes)
+        narrow: list[tuple[np.ndarray, np.ndarray]] = []
         rows = [
-            [self._argument(kernel, param, entry, memory) for param, entry in zip(kernel.params, row, strict=True)]
+            [self._argument(kernel, param, entry, memory, narrow) for param, entry in zip(kernel.params, row, strict=True)]
             for row in step.rows
         ]
         segments = None if step.segments is None else _range(memory, step.segments).view(np.uint32)
-        run_dispatch(kernel, step.groups, rows, segments, subgroup_size=self.device.caps.subgroup_size)
+        width, races = self.device.caps.subgroup_size, self.device.check_races
+        run_dispatch(kernel, step.groups, rows, segments, subgroup_size=width, check_races=races)
+        for words, elements in narrow:
+            words[:] = elements.view(f"u{elements.itemsize}")
 
-    def _argument(self, kernel: Kernel, param: Param, entry: Ref | int, memory: list[np.ndarray]) -> np.ndarray | int:
+    def _argument(
+        self,
+        kernel: Kernel,
+        param: Param,
+        entry: Ref | int,
+        memory: list[np.ndarray],
+        narrow: list[tuple[np.ndarray, np.ndarray]],
+    ) -> np.ndarray | int:
+        """The memory of an argument as elements: a copy where each takes a word, put into `narrow` if it is written."""
         if not isinstance(entry, Ref):
             return entry
         dtype = DTYPES[param.dtype]
         width = dtype.storage_bytes(frozenset(self.device.caps.storage))
-        stored = dtype.numpy if width == dtype.numpy.itemsize else np.dtype(f"V{width}")
         found = _range(memory, entry)
         if found.nbytes % width:
             raise ValueError(
                 f"kernel {kernel.name}: {found.nbytes} bytes given for {param.name} are not whole elements of {width} bytes"
             )
-        if stored.kind == "V":
-            raise NotImplementedError(
-                f"the interpreter holds {param.dtype} only on devices that store it in {dtype.numpy.itemsize} bytes"
-            )
-        return found.view(stored)
+        if width == dtype.numpy.itemsize:
+            return found.view(dtype.numpy)
+        words = found.view(np.uint32)
+        elements = words != 0 if dtype.kind == "b" else words.astype(f"u{dtype.numpy.itemsize}").view(dtype.numpy)
+        if "w" in param.mode:
+            narrow.append((words, elements))
+        return elements
 
 
 def _range(memory: list[np.ndarray], ref: Ref) -> np.ndarray:

@@ -338,7 +338,7 @@ class Executable:
         where = f" from {', '.join(kernel.source)}" if kernel.source else ""
         raise RuntimeError(
             f"{self.name}: kernel {kernel.name}{where} left parameter {what} at index {index - (index >> 31 << 32)} "
-            f"(instruction {tag}, {count} such accesses, {len(bad)} dispatches affected). This is a bug of the compiler."
+            f"(instruction {tag}, {count} invocations, {len(bad)} dispatches affected). This is a bug of the compiler."
         )
 
     def profile(self, inputs: Sequence[Buffer]) -> list[tuple[str, float]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -27,7 +28,14 @@ except (OSError, ImportError) as failure:
     _load_failure = str(failure)
 
 LAYER = "VK_LAYER_KHRONOS_validation"
-VALIDATE_MODES = ("core", "sync", "gpu", "all")
+VALIDATION: dict[str, tuple[str, ...]] = {
+    "core": (),
+    "sync": ("SYNCHRONIZATION_VALIDATION",),
+    "gpu": ("GPU_ASSISTED", "GPU_ASSISTED_RESERVE_BINDING_SLOT"),
+}
+"""Kinds of validation, and the features of the layer that each turns on; core is always on."""
+_VALIDATION_SETS = {"1": ("core", "sync"), "all": tuple(VALIDATION)}
+_NOTE = ("WARNING-GPU-Assisted-Validation", "Internal Warning")
 INSTALL_HINT = (
     "Install a Vulkan driver: on Debian or Ubuntu `apt-get install libvulkan1 mesa-vulkan-drivers` (AMD, Intel, and "
     "lavapipe for the CPU), on Fedora `dnf install vulkan-loader mesa-vulkan-drivers`, for NVIDIA the vendor's driver. "
@@ -129,8 +137,15 @@ class Objects:
         self.count(kind, 1)
         return out[0]
 
+    def close(self) -> None:
+        """Destroy the device; whatever is still alive goes with it, and nothing more can be created."""
+        device, self.device = self.device, None
+        lib.vkDestroyDevice(device, ffi.NULL)
+
     def destroy(self, kind: str, handle: Any) -> None:
         """vkDestroy<kind>(device, handle)."""
+        if self.device is None:
+            return
         getattr(lib, f"vkDestroy{kind}")(self.device, handle, ffi.NULL)
         self.count(kind, -1)
 
@@ -141,6 +156,8 @@ class Objects:
         return out[0]
 
     def free_memory(self, memory: Any) -> None:
+        if self.device is None:
+            return
         lib.vkFreeMemory(self.device, memory, ffi.NULL)
         self.count("DeviceMemory", -1)
 
@@ -153,12 +170,19 @@ class Objects:
         return out
 
     def free_commands(self, pool: Any, commands: Any) -> None:
+        if self.device is None:
+            return
         lib.vkFreeCommandBuffers(self.device, pool, 1, commands)
         self.count("CommandBuffer", -1)
 
 
 class Instance:
-    """The VkInstance of the process, its physical devices, and the messages of the validation layer.
+    """The VkInstance of the process, its physical devices, and what the validation layer says.
+
+    Attributes:
+        messages: warnings and errors about what this program does.
+        notes: what GPU-assisted validation says about itself, such as device features that it turns on for its own use.
+        ended: set when the process ends, to stop listening.
 
     Raises NoDevice where there is no loader or no driver, RuntimeError where K3JIT_VALIDATE names a layer that is missing.
     """
@@ -167,6 +191,8 @@ class Instance:
         if lib is None:
             raise NoDevice(f"The Vulkan loader could not be loaded ({_load_failure}). {INSTALL_HINT}")
         self.messages: list[str] = []
+        self.notes: list[str] = []
+        self.ended = False
         self.validate = validate
         layers, extensions, next_info = self._validation(validate) if validate else ((), (), ffi.NULL)
         application = struct("VkApplicationInfo", pApplicationName=ffi.NULL, apiVersion=self._api_version())
@@ -200,23 +226,21 @@ class Instance:
         return handles
 
     # -- validation --------------------------------------------------------------------------------------------
-    def _validation(self, mode: str) -> tuple[Sequence[str], Sequence[str], Any]:
-        if mode not in VALIDATE_MODES:
-            raise ValueError(f"K3JIT_VALIDATE={mode!r}: must be one of {', '.join(VALIDATE_MODES)}")
+    def _validation(self, setting: str) -> tuple[Sequence[str], Sequence[str], Any]:
+        kinds = [kind for word in setting.split(",") for kind in _VALIDATION_SETS.get(word.strip(), (word.strip(),))]
+        if not set(kinds) <= set(VALIDATION):
+            raise ValueError(
+                f"K3JIT_VALIDATE={setting!r}: must be 1, all, or some of {', '.join(VALIDATION)} with commas between"
+            )
         present = [
             ffi.string(layer.layerName).decode()
             for layer in enumerate_all("VkLayerProperties", lib.vkEnumerateInstanceLayerProperties)
         ]
         if LAYER not in present:
             raise RuntimeError(
-                f"K3JIT_VALIDATE={mode}: {LAYER} is not installed. On Debian: apt-get install vulkan-validationlayers"
+                f"K3JIT_VALIDATE={setting}: {LAYER} is not installed. On Debian: apt-get install vulkan-validationlayers"
             )
-        kinds = {
-            "core": (),
-            "sync": ("SYNCHRONIZATION_VALIDATION",),
-            "gpu": ("GPU_ASSISTED", "GPU_ASSISTED_RESERVE_BINDING_SLOT"),
-        }
-        wanted = [name for kind, names in kinds.items() if mode in (kind, "all") for name in names]
+        wanted = [feature for kind, features in VALIDATION.items() if kind in kinds for feature in features]
         enabled = ffi.new(
             "VkValidationFeatureEnableEXT[]", [constant(f"VALIDATION_FEATURE_ENABLE_{name}_EXT") for name in wanted]
         )
@@ -226,11 +250,18 @@ class Instance:
         return (LAYER,), ("VK_EXT_debug_utils", "VK_EXT_validation_features"), features
 
     def _listen(self) -> None:
-        messages = self.messages
+        messages, notes = self.messages, self.notes
 
         def collect(_severity: int, _kind: int, data: Any, _user: Any) -> int:
             identity = ffi.string(data.pMessageIdName).decode() if data.pMessageIdName else ""
-            messages.append(f"{identity}: {ffi.string(data.pMessage).decode(errors='replace')}")
+            text = ffi.string(data.pMessage).decode(errors="replace")
+            if self.ended:
+                pass  # the process leaves its objects to the driver
+            elif identity == _NOTE[0] and _NOTE[1] in text:
+                notes.append(text)
+            else:
+                messages.append(f"{identity}: {text}")
+                print(f"k3jit: validation layer: {messages[-1]}", file=sys.stderr)
             return 0
 
         # Held by self: cffi frees the trampoline with its handle.
@@ -280,6 +311,11 @@ def instance() -> Instance:
         if _instance is None:
             _instance = Instance(os.environ.get("K3JIT_VALIDATE", ""))
         return _instance
+
+
+def opened() -> Instance | None:
+    """The instance of this process if there is one."""
+    return _instance
 
 
 def forked() -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,27 @@ def needs_device(config: pytest.Config) -> bool:
 def find_devices() -> list[dict[str, str]]:
     probe = subprocess.run([sys.executable, "-B", str(PROBE)], capture_output=True, text=True, check=False)
     return json.loads(probe.stdout) if probe.returncode == 0 else []
+
+
+@pytest.fixture(autouse=True)
+def validation_layer_is_silent() -> Iterator[None]:
+    """With K3JIT_VALIDATE set, a test fails on what the validation layer says while it runs."""
+    yield
+    if os.environ.get("K3JIT_VALIDATE"):
+        messages = layer_messages()
+        assert not messages, "\n".join(messages)
+
+
+def layer_messages() -> list[str]:
+    """What the layer has said in this process since the last call."""
+    from k3jit.runtime import vk
+
+    opened = vk.opened()
+    if opened is None:
+        return []
+    messages = list(opened.messages)
+    opened.messages.clear()
+    return messages
 
 
 @pytest.fixture

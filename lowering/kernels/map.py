@@ -12,7 +12,9 @@ from ..tile import Value
 from .writer import KernelCall, Writer, round_up
 
 LOCAL = 64
-BUSY = 1 << 16  # lanes beyond which each takes several elements
+TURNS = 16  # elements a lane takes of a large array; one number, so that all large arrays share their code
+LARGE = {"cpu": 1 << 17}  # elements of a large array; other kinds of device have more lanes to keep busy: MANY
+MANY = 1 << 20
 
 
 def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
@@ -25,7 +27,7 @@ def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
     b, p = writer.b, writer.p
     count = group.outputs[0].size
     local = round_up(LOCAL, caps.subgroup_size)
-    turns = max(1, min(16, count // BUSY))
+    turns = TURNS if count >= LARGE.get(caps.kind, MANY) else 1
     block = local * turns
     blocks = -(-count // block)
     grid, number, _ = writer.groups(blocks)
@@ -40,6 +42,7 @@ def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
         value = p.index(flat)
         with b.branch(b.op("lt", value, limit)):
             at = symbol("i", 0, count - 1, value) if count > 1 else constant(0)
+            _fold_together(p, group, at)
             places = [(n, group.position(n, at)) for n in group.outputs]
             writer.store([(n, place, p.value(n, unflatten(place, n.shape))) for n, place in places])
 
@@ -67,7 +70,8 @@ def _fold_together(p: Puller, group: Group, at: Index) -> None:
             out: list[Value] = []
             for node, combiner in zip(nodes, combiners, strict=True):
                 mine = state[len(out) : len(out) + len(combiner.types)]
-                out += combiner.step(p.b, mine, p.element(node, unflatten(at, node.shape), k, ()), p.index(k))
+                where = unflatten(group.position(node, at), node.shape)
+                out += combiner.step(p.b, mine, p.element(node, where, k, ()), p.index(k))
             return tuple(out)
 
         with p.b.loop(0, length, 1, [v for s in starts for v in s]) as loop:
@@ -75,4 +79,4 @@ def _fold_together(p: Puller, group: Group, at: Index) -> None:
         results = list(loop.results)
         for node, combiner in zip(nodes, combiners, strict=True):
             mine, results = results[: len(combiner.types)], results[len(combiner.types) :]
-            p.fix(node, at, combiner.finish(p.b, tuple(mine)))
+            p.fix(node, group.position(node, at), combiner.finish(p.b, tuple(mine)))

@@ -39,7 +39,7 @@ class _RowKernel:
         while lanes * KEEP < longest and lanes * 2 <= min(caps.max_local_size, 256):
             lanes *= 2
         self.lanes = lanes
-        self.per_group = min(ROWS, group.rows) if lanes == width else 1
+        self.per_group = min(ROWS, group.rows, caps.max_local_size // width) if lanes == width else 1
         self.valid: Value | None = None
         self.edges: dict[tuple[Index, int], tuple[Index, Value | None]] = {}
 

@@ -44,6 +44,7 @@ class Writer:
         self.args: list[Node | int] = []
         self._numbers: dict[Node, int] = {}
         self._written: dict[Node, set[Index]] = {}
+        self._loaded: dict[Node, int] = {}  # number of loads before the first store to a node
 
     def _read(self, node: Node) -> int | None:
         """Members of the group are computed; scalars known at compile time are written out; the rest is stored."""
@@ -69,6 +70,7 @@ class Writer:
         """Store computed results together, after everything they read has been loaded (so that updates in place are right)."""
         for node, flat, value in results:
             self._written.setdefault(node, set()).add(flat)
+            self._loaded.setdefault(node, len(self.p.loads))
             self.b.store(self.parameter(node, "w"), self.p.index(flat), value)
 
     def groups(self, count: int) -> tuple[tuple[int, int, int], Index, Value | None]:
@@ -97,15 +99,23 @@ class Writer:
         names = sorted({n.attr.primitive if n.op == "map" else n.op for n in group.members})
         sources = tuple(dict.fromkeys(n.source for n in sorted(group.members, key=lambda n: n.number) if n.source))
         kernel = self.b.finish(group.name, local_size, source=sources, operations=tuple(names))
-        inplace = frozenset(
-            (read, written)
-            for read, at in self.p.reads.items()
-            for written, to in self._written.items()
-            if at == to and len(at) == 1 and read.size == written.size
-        )
         written = tuple(self._written)
         reads = tuple(a for a in self.args if isinstance(a, Node) and a not in self._written)
-        return KernelCall(kernel, grid, tuple(self.args), inplace, elements, (), written, reads)
+        return KernelCall(kernel, grid, tuple(self.args), self._inplace(), elements, (), written, reads)
+
+    def _inplace(self) -> frozenset[tuple[Node, Node]]:
+        """Pairs that may share memory: read at the one index that is written later, and not again after that."""
+        read_at: dict[Node, set[Index]] = {}
+        last: dict[Node, int] = {}
+        for number, (node, flat) in enumerate(self.p.loads):
+            read_at.setdefault(node, set()).add(flat)
+            last[node] = number
+        return frozenset(
+            (read, written)
+            for read, at in read_at.items()
+            for written, to in self._written.items()
+            if at == to and len(at) == 1 and read.size == written.size and last[read] < self._loaded[written]
+        )
 
 
 def round_up(value: int, multiple: int) -> int:

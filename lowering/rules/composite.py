@@ -12,7 +12,7 @@ from jax import lax
 
 from ..registry import composite
 
-_TERMS = 9  # of the sum, before the tail is estimated
+_TERMS = 10  # of the sum before the tail is estimated: as in XLA, since below zero the result depends on it
 
 
 def _bernoulli(count: int) -> list[float]:
@@ -37,6 +37,8 @@ def hurwitz_zeta(s: jax.Array, q: jax.Array) -> jax.Array:
         total += (q + k) ** -s
     start = q + _TERMS
     power = start**-s
+    enough = abs(power) < abs(total) * jnp.finfo(q.dtype).eps  # factors of the estimate may overflow by then
+    first = total
     total += power * start / (s - 1) + power / 2
     factor = s
     for n, coefficient in enumerate(_TAIL):
@@ -44,6 +46,7 @@ def hurwitz_zeta(s: jax.Array, q: jax.Array) -> jax.Array:
         total += coefficient * factor * term
         factor = factor * (s + 2 * n + 1) * (s + 2 * n + 2)
         power = term / start
+    total = jnp.where(enough, first, total)
     even = jnp.floor(s / 2) * 2 == s
     pole = (q <= 0) & (jnp.floor(q) == q)
     total = jnp.where(pole, jnp.where(even, jnp.inf, jnp.nan), total)

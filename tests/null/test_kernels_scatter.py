@@ -139,3 +139,16 @@ def test_against_grad_of_indexing(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+
+
+def test_what_updates_read_late_does_not_share_memory_with_the_result(rng: np.random.Generator) -> None:
+    """The copy of the operand is stored before updates are computed: an array they read must still be there."""
+    g = GraphBuilder()
+    x, i, b = g.input((1,), "f32"), g.input((2, 1), "i32"), g.input((1,), "f32")
+    dims = ((), (0,), (0,), (), ())
+    node = g.node("scatter", (x, i, g.broadcast(b, (2,), (0,))), (1,), "f32", Scatter(*dims, "add", "drop"))
+    call = build_scatter(group_of("scatter", [node], [x, i, b], node), NULL_CAPS)
+    assert (x, node) in call.inplace and (b, node) not in call.inplace
+    again = g.node("scatter", (x, i, g.broadcast(x, (2,), (0,))), (1,), "f32", Scatter(*dims, "add", "drop"))
+    call = build_scatter(group_of("scatter", [again], [x, i], again), NULL_CAPS)
+    assert not call.inplace
