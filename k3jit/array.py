@@ -356,7 +356,7 @@ METHODS = """
     all any argmax argmin argpartition argsort astype byteswap choose clip compress conj conjugate cumprod cumsum diagonal dot
     flatten max mean min nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take
     to_device trace transpose var view _chunk_iter _multi_slice _unstack
-""".split()  # noqa: SIM905
+""".split()
 _BINARY: dict[str, Callable[..., Any]] = {
     "add": jnp.add,
     "sub": jnp.subtract,

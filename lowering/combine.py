@@ -23,7 +23,15 @@ State = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class Combiner:
-    """identity(puller) -> state; step(b, state, elements, position) -> state; merge(b, earlier, later) -> state; finish(b, state) -> value."""
+    """How to fold.
+
+    Attributes:
+        types: compute types of the registers of a state.
+        identity: (puller) -> state.
+        step: (builder, state, elements, position) -> state.
+        merge: (builder, earlier state, later state) -> state.
+        finish: (builder, state) -> value.
+    """
 
     types: tuple[str, ...]
     identity: Callable[[Puller], State]

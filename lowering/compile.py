@@ -24,7 +24,13 @@ _lock = threading.Lock()
 
 
 def lower(
-    closed_jaxpr: Any, caps: DeviceCaps, *, name: str, donated: frozenset[int] = frozenset(), checked: bool = False, fuse: bool = True
+    closed_jaxpr: Any,
+    caps: DeviceCaps,
+    *,
+    name: str,
+    donated: frozenset[int] = frozenset(),
+    checked: bool = False,
+    fuse: bool = True,
 ) -> Program:
     """Compile a closed jaxpr for devices with capabilities `caps`. Needs no device.
 
@@ -79,7 +85,9 @@ class _Linker:
         if found is None:
             found = self._buffer_numbers[memory] = len(self.buffers)
             offset = self.assignment.offsets.get(memory, -1)
-            self.buffers.append(Buffer(memory.kind, memory.nbytes, memory.index, memory.data, offset, self.assignment.alias.get(memory)))
+            self.buffers.append(
+                Buffer(memory.kind, memory.nbytes, memory.index, memory.data, offset, self.assignment.alias.get(memory))
+            )
         return found
 
     def ref(self, place: Place) -> Ref:

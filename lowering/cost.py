@@ -31,9 +31,15 @@ class Weights:
         """Instructions of the node itself, as its code is written."""
         if node.op == "map":
             return scalar.cost(node.attr.primitive)
-        return {"gather": 12, "pad": 2, "window": 4, "concat": 2 * len(node.args), "dynamic_update_slice": 4, "reduce": 10, "dot": 10}.get(
-            node.op, 1
-        )
+        return {
+            "gather": 12,
+            "pad": 2,
+            "window": 4,
+            "concat": 2 * len(node.args),
+            "dynamic_update_slice": 4,
+            "reduce": 10,
+            "dot": 10,
+        }.get(node.op, 1)
 
     def total(self, node: Node) -> int:
         """Operations an evaluation takes, down to what will surely be stored (counted as loads). Shared parts count once."""

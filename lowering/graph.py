@@ -15,7 +15,7 @@ node (common subexpressions cost nothing), except across rematerialisation regio
 | slice | 1 | (starts, strides) | operand at start + stride * i |
 | reverse | 1 | dims | |
 | pad | operand, scalar | (low, interior) per dim; low may be negative | operand, or the scalar outside |
-| window | operand, scalar | tuple of Window per operand dim | shape = output positions ++ window positions: operand at stride * i + dilation * w - low, or the scalar |
+| window | operand, scalar | a Window per operand dim | output positions ++ window positions: see Window; the scalar outside |
 | concat | n | dim | |
 | dynamic_slice | operand, scalar i32 starts | None | starts clamped |
 | dynamic_update_slice | operand, update, scalar i32 starts | None | starts clamped |
@@ -68,7 +68,10 @@ class Map:
 
 @dataclass(frozen=True)
 class Window:
-    """One dimension of a sliding window. Output position i, window position w read stride*i + dilation*w - low in the operand dilated by `base`."""
+    """One dimension of a sliding window.
+
+    Output position i and window position w read stride * i + dilation * w - low in the operand dilated by `base`.
+    """
 
     size: int
     stride: int = 1
@@ -170,7 +173,9 @@ class Node:
 
     __slots__ = ("op", "args", "shape", "dtype", "attr", "source", "number")
 
-    def __init__(self, op: str, args: tuple[Node, ...], shape: tuple[int, ...], dtype: str, attr: Any, source: str, number: int) -> None:
+    def __init__(
+        self, op: str, args: tuple[Node, ...], shape: tuple[int, ...], dtype: str, attr: Any, source: str, number: int
+    ) -> None:
         self.op, self.args, self.shape, self.dtype, self.attr = op, args, shape, dtype, attr
         self.source, self.number = source, number
 
@@ -200,7 +205,13 @@ class Graph:
         lines = []
         for node in self.nodes:
             args = " ".join(f"%{a.number}" for a in node.args)
-            attr = "" if node.attr is None else f" {node.attr!r}" if not isinstance(node.attr, (Loop, Reduce)) else f" {_short(node.attr)}"
+            attr = (
+                ""
+                if node.attr is None
+                else f" {node.attr!r}"
+                if not isinstance(node.attr, (Loop, Reduce))
+                else f" {_short(node.attr)}"
+            )
             where = f"  ; {node.source}" if node.source else ""
             lines.append(f"{indent}%{node.number}:{node.dtype}{list(node.shape)} = {node.op}{attr} {args}{where}")
             if isinstance(node.attr, Loop):
@@ -291,9 +302,11 @@ class GraphBuilder:
         if arg.shape == shape and dims == tuple(range(len(shape))):
             return arg
         if arg.op == "broadcast":
-            return self.node("broadcast", arg.args, shape, arg.dtype, tuple(dims[d] for d in arg.attr)) if all(
-                arg.args[0].shape[i] == arg.shape[d] for i, d in enumerate(arg.attr)
-            ) else self.node("broadcast", (arg,), shape, arg.dtype, dims)
+            return (
+                self.node("broadcast", arg.args, shape, arg.dtype, tuple(dims[d] for d in arg.attr))
+                if all(arg.args[0].shape[i] == arg.shape[d] for i, d in enumerate(arg.attr))
+                else self.node("broadcast", (arg,), shape, arg.dtype, dims)
+            )
         return self.node("broadcast", (arg,), shape, arg.dtype, dims)
 
     def reshape(self, arg: Node, shape: Sequence[int]) -> Node:
@@ -322,7 +335,11 @@ class GraphBuilder:
         starts = tuple(int(a) for a in starts)  # JAX passes NumPy integers too, which index expressions must not meet
         strides = tuple(int(s) for s in strides) if strides is not None else (1,) * len(starts)
         shape = tuple(max(0, -(-(b - a) // s)) for a, b, s in zip(starts, stops, strides, strict=True))
-        return arg if shape == arg.shape and all(s == 1 for s in strides) else self.node("slice", (arg,), shape, arg.dtype, (starts, strides))
+        return (
+            arg
+            if shape == arg.shape and all(s == 1 for s in strides)
+            else self.node("slice", (arg,), shape, arg.dtype, (starts, strides))
+        )
 
     def reverse(self, arg: Node, dims: Sequence[int]) -> Node:
         dims = tuple(d for d in sorted(dims) if arg.shape[d] > 1)

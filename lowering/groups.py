@@ -37,7 +37,11 @@ class Group:
     @property
     def name(self) -> str:
         """Readable kernel name: the operations that characterise it."""
-        main = [n for n in sorted(self.members, key=lambda n: n.number) if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")]
+        main = [
+            n
+            for n in sorted(self.members, key=lambda n: n.number)
+            if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")
+        ]
         words = [f"{n.op}_{n.attr.kind}" if n.op in ("reduce", "scatter", "cumulative") else n.op for n in main]
         words += [n.attr.primitive for n in sorted(self.members, key=lambda n: n.number) if n.op == "map"][-2:]
         return "_".join(dict.fromkeys([self.kind, *words]))[:60]

@@ -102,7 +102,10 @@ def _check(program: Program, steps: Sequence[Step]) -> None:
             if found is not None:
                 first, range_ = found
                 names = program.kernels[first.kernel].name, program.kernels[step.kernel].name
-                raise HazardError(f"{program.name}: {names[1]} touches bytes {range_[1]}..{range_[2]} of {range_[0]} while {names[0]} may still use them")
+                raise HazardError(
+                    f"{program.name}: {names[1]} touches bytes {range_[1]}..{range_[2]} of {range_[0]} "
+                    f"while {names[0]} may still use them"
+                )
             window.add(step, reads, writes)
 
 
@@ -128,7 +131,9 @@ def _check_inside(program: Program, step: Dispatch) -> None:
             (first,), (second,) = ranges(program.buffers, [read]) or [_NOWHERE], ranges(program.buffers, [written])
             if first[0] is not None and _overlap(first, second):
                 name = program.kernels[step.kernel].name
-                raise HazardError(f"{program.name}: {name} reads bytes {first[1]}..{first[2]} of {first[0]} while it writes them")
+                raise HazardError(
+                    f"{program.name}: {name} reads bytes {first[1]}..{first[2]} of {first[0]} while it writes them"
+                )
     for read, written in step.inplace:
         (first,), (second,) = ranges(program.buffers, [read]) or [_NOWHERE], ranges(program.buffers, [written])
         shared = first[0] is not None and _overlap(first, second)

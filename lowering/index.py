@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
+from typing import Any, cast
 
 _numbers = itertools.count()
 _atoms: weakref.WeakValueDictionary[tuple, Atom] = weakref.WeakValueDictionary()
@@ -23,8 +23,11 @@ class Atom:
 
     __slots__ = ("kind", "base", "divisor", "lo", "hi", "value", "number", "name", "__weakref__")
 
-    def __init__(self, kind: str, base: Index | None, divisor: int, lo: int, hi: int, value: Any = None, name: str = "") -> None:
-        self.kind, self.base, self.divisor, self.lo, self.hi, self.value, self.name = kind, base, divisor, lo, hi, value, name
+    def __init__(
+        self, kind: str, base: Index | None, divisor: int, lo: int, hi: int, value: Any = None, name: str = ""
+    ) -> None:
+        self.kind, self.divisor, self.lo, self.hi, self.value, self.name = kind, divisor, lo, hi, value, name
+        self.base = cast("Index", base)  # a symbol has none, and nobody asks it
         self.number = next(_numbers)
 
     def __repr__(self) -> str:

@@ -113,7 +113,13 @@ def _dying_operand(
         memory = read.memory
         if written == place and memory.kind == "temp" and memory is not place.memory and memory.nbytes == place.memory.nbytes:
             whole = read.nbytes == memory.nbytes and place.nbytes == place.memory.nbytes
-            if whole and lives[memory].last == time and memory in offsets and memory not in inherited and not place.memory.pinned:
+            if (
+                whole
+                and lives[memory].last == time
+                and memory in offsets
+                and memory not in inherited
+                and not place.memory.pinned
+            ):
                 return memory
     return None
 
@@ -123,7 +129,7 @@ def _donations(layout: Layout, launches: list[Launch], lives: dict[Memory, Life]
     kept = {p.memory for p in layout.outputs}
     free = [m for m in layout.inputs if m.index in donated and m not in kept and m.nbytes]
     alias: dict[Memory, int] = {}
-    writers = {}
+    writers: dict[Memory, list[tuple[int, Place]]] = {}
     for time, launch in enumerate(launches):
         for place in launch.writes:
             if place.memory.kind == "output":

@@ -146,7 +146,11 @@ class Planner:
         return self._consts[data]
 
     def _launch(self, pack: Pack, env: dict[Node, Place], fixed: dict[Node, Place]) -> None:
-        rows, reads, writes, inplace, total = [], [], [], [], 0
+        rows: list[tuple[Place | int, ...]] = []
+        reads: list[Place] = []
+        writes: list[Place] = []
+        inplace: list[tuple[Place, Place]] = []
+        total = 0
         segments: list[int] = []
         for number, call in enumerate(pack.calls):
             for node in call.writes:  # what a kernel computes may be a constant, but never lives in one
@@ -160,7 +164,11 @@ class Planner:
                 total += call.groups[0]
             rows.append(tuple(row))
             written = set(call.writes)
-            reads += [p for a, p in zip(call.args, row, strict=True) if isinstance(a, Node) and (a not in written or a.op == "scratch")]
+            reads += [
+                p
+                for a, p in zip(call.args, row, strict=True)
+                if isinstance(a, Node) and isinstance(p, Place) and (a not in written or a.op == "scratch")
+            ]
             writes += [env[n] for n in call.writes]
             inplace += [(env[r], env[w]) for r, w in call.inplace]
         # Sharing memory is right only if nothing else in the dispatch, of this row or another, touches it.
@@ -170,7 +178,7 @@ class Planner:
         if len(pack.calls) == 1:
             self.steps.append(Launch(kernel, first.groups, rows, reads, writes, inplace))  # type: ignore[arg-type]
             return
-        packed = Kernel(kernel.name, _widest(pack.calls), kernel.local_size, kernel.shared, kernel.body, True, kernel.source, kernel.operations)
+        packed = replace(kernel, params=_widest(pack.calls), packed=True, _key=None)
         table = self._bytes(b"".join(s.to_bytes(4, "little") for s in segments))
         self.steps.append(Launch(packed, (total, 1, 1), rows, [*reads, table], writes, inplace, table))  # type: ignore[arg-type]
 
@@ -324,7 +332,9 @@ def _read_in_slices(routine: Routine) -> set[Node]:
 
 def _widest(calls: Sequence[KernelCall]) -> tuple:
     """Parameters of a packed kernel: each as large as its largest row, which is what bounds checks can know."""
-    return tuple(replace(group[0], size=max(p.size for p in group)) for group in zip(*(c.kernel.params for c in calls), strict=True))
+    return tuple(
+        replace(group[0], size=max(p.size for p in group)) for group in zip(*(c.kernel.params for c in calls), strict=True)
+    )
 
 
 def to_storage(array: object, dtype: str, narrow: frozenset[int]) -> bytes:
@@ -336,4 +346,3 @@ def to_storage(array: object, dtype: str, narrow: frozenset[int]) -> bytes:
         bits = data.view(f"u{data.dtype.itemsize}") if data.dtype != np.bool_ else data
         data = bits.astype(f"u{width}")
     return data.tobytes()
-

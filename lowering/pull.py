@@ -15,7 +15,7 @@ from . import scalar
 from .combine import Combiner, combiner_of
 from .graph import Gather, Node
 from .index import ZERO, Atom, Cond, Index, constant, flatten, narrow, symbol, unflatten
-from .tile import Builder, Value
+from .tile import Block, Builder, Value
 
 UNROLL = 8  # longest reduction written out instead of looped
 STRIDE = 4  # elements a turn of a looped reduction
@@ -103,7 +103,7 @@ class Puller:
     def _visible(self, value: Value) -> bool:
         """Whether `value` is defined in the block being written or one around it."""
         home = value.block
-        block = self.b.block
+        block: Block | None = self.b.block
         while block is not None:
             if block is home:
                 return True
@@ -116,7 +116,7 @@ class Puller:
         self._fixed.setdefault(node, []).append((flat, value))
 
     def value(self, node: Node, at: Position, guard: Guard = ()) -> Value:
-        """Value of `node` at index `at`, in its compute type. Where `guard` fails the value is arbitrary, but safe to compute."""
+        """Value of `node` at index `at`, in its compute type. Where `guard` fails it is arbitrary, but safe to compute."""
         key = (node, at, guard)
         found = self._values.get(key)
         if found is not None and self._visible(found):
@@ -159,7 +159,7 @@ class Puller:
 
     # -- reductions ----------------------------------------------------------------------------------------------
     def element(self, node: Node, kept: Position, k: Index, guard: Guard) -> tuple[Value, ...]:
-        """Operands of a reduction (or factors of a dot) for kept index `kept` and row-major position `k` in the reduced axes."""
+        """Operands of a reduction (factors of a dot) for kept index `kept` and row-major position `k` in the reduced axes."""
         if node.op == "dot":
             return tuple(self.value(a, at, guard) for a, at in zip(node.args, dot_position(node, kept, k), strict=True))
         axes, shape = node.attr.axes, node.args[0].shape
@@ -170,7 +170,11 @@ class Puller:
         return tuple(self.value(a, at, guard) for a in operands)
 
     def accumulate(
-        self, combiner: Combiner, count: int, element: Callable[[Index], tuple[Value, ...]], state: tuple[Value, ...] | None = None
+        self,
+        combiner: Combiner,
+        count: int,
+        element: Callable[[Index], tuple[Value, ...]],
+        state: tuple[Value, ...] | None = None,
     ) -> tuple[Value, ...]:
         """Fold `element(k)` for k in [0, count) in order, in this lane."""
         b = self.b
@@ -181,10 +185,10 @@ class Puller:
             return state
         step = STRIDE if count % STRIDE == 0 else 1
         with b.loop(0, count, step, state) as loop:
-            k = symbol("k", 0, count - step, loop.index)
+            first = symbol("k", 0, count - step, loop.index)
             state = loop.carry
             for i in range(step):
-                state = combiner.step(b, state, element(k + i), self.index(k + i))
+                state = combiner.step(b, state, element(first + i), self.index(first + i))
             loop.yield_(*state)
         return loop.results
 
@@ -331,7 +335,8 @@ def _concat(p: Puller, node: Node, at: Position, guard: Guard) -> Value:
 def _dynamic_slice(p: Puller, node: Node, at: Position, guard: Guard) -> Value:
     operand, *starts = node.args
     inner = tuple(
-        i + p.start(s, (), guard, 0, full - size) for i, s, full, size in zip(at, starts, operand.shape, node.shape, strict=True)
+        i + p.start(s, (), guard, 0, full - size)
+        for i, s, full, size in zip(at, starts, operand.shape, node.shape, strict=True)
     )
     return p.value(operand, inner, guard)
 

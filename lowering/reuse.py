@@ -39,7 +39,7 @@ class KernelLibrary:
 def structure(group: Group) -> tuple[Any, dict[Node, int]]:
     """(what decides the kernel of a group, number of each node in it); nodes outside are known by shape and dtype only."""
     numbers: dict[Node, int] = {}
-    entries = []
+    entries: list[tuple[Any, ...]] = []
     members = sorted(group.members, key=lambda n: n.number)
     for node in members:
         args = []

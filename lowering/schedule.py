@@ -54,7 +54,9 @@ def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True) -> Routine
         if node.op == "loop":
             condition = node.attr.condition
             picks = [n for n in graph.nodes if n.op == "pick" and n.args[0] is node]
-            loop = LoopCall(node, picks, schedule(node.attr.body, library, fuse), schedule(condition, library, fuse) if condition else None)
+            loop = LoopCall(
+                node, picks, schedule(node.attr.body, library, fuse), schedule(condition, library, fuse) if condition else None
+            )
             units.append((loop, (node,), node.args))
     return Routine(graph, groups, _order(units), fuser.decisions)
 

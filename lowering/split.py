@@ -65,7 +65,7 @@ def _split(builder: GraphBuilder, node: Node, arg: Node, axis: int, parts: int) 
     arg = builder.reshape(arg, (*arg.shape[:axis], parts, each, *arg.shape[axis + 1 :]))
     # Partial sums of narrow floats stay wide, so that splitting adds no rounding.
     partial_dtype = "f32" if node.dtype in ("f16", "bf16") and node.attr.kind in ("sum", "prod") else node.dtype
-    axes = tuple(a + (a >= axis) for a in node.attr.axes if a != axis) + (axis + 1,)
+    axes = (axis + 1, *(a + (a >= axis) for a in node.attr.axes if a != axis))
     spec = Reduce(node.attr.kind, tuple(sorted(axes)))
     kept = tuple(s for d, s in enumerate(arg.shape) if d not in spec.axes)
     partial = builder.node("reduce", (arg,), kept, partial_dtype, spec)

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -45,14 +45,22 @@ class OpInfo:
 _NUM, _INT, _F, _ANY = "i32 u32 f32", "i32 u32", "f32", "bool i32 u32 f32"
 OPS: dict[str, OpInfo] = {
     "const": OpInfo(0, "attr", _ANY, True, "attr = (dtype, python scalar)"),
-    "builtin": OpInfo(0, "i32", "i32", True, "attr in group_x group_y group_z lane subgroup: workgroup id; index in the subgroup; subgroup in the workgroup"),
+    "builtin": OpInfo(
+        0,
+        "i32",
+        "i32",
+        True,
+        "attr in group_x group_y group_z lane subgroup: workgroup id; index in the subgroup; subgroup in the workgroup",
+    ),
     "arg": OpInfo(0, "attr", _ANY, False, "argument of a block: loop index or carried value"),
     "result": OpInfo(1, "attr", _ANY, False, "attr = (dtype, i): i-th result of a region"),
     "add": OpInfo(2, "same", _NUM, True, "a + b; integers wrap"),
     "sub": OpInfo(2, "same", _NUM, True, "a - b; integers wrap"),
     "mul": OpInfo(2, "same", _NUM, True, "a * b; integers wrap"),
     "div": OpInfo(2, "same", _NUM, True, "f32 quotient; integers truncate, undefined where b == 0 or on overflow"),
-    "rem": OpInfo(2, "same", _NUM, True, "remainder with the sign of a (C fmod; exact for f32); integers undefined where b == 0"),
+    "rem": OpInfo(
+        2, "same", _NUM, True, "remainder with the sign of a (C fmod; exact for f32); integers undefined where b == 0"
+    ),
     "fma": OpInfo(3, "same", _F, True, "a * b + c, rounded once where the device can"),
     "neg": OpInfo(1, "same", _NUM, True, "-a (flips the sign bit of a float)"),
     "abs": OpInfo(1, "same", "i32 f32", True, "|a|"),
@@ -76,15 +84,33 @@ OPS: dict[str, OpInfo] = {
     "popcount": OpInfo(1, "same", _INT, True, "number of one bits"),
     "clz": OpInfo(1, "same", _INT, True, "number of leading zero bits, 32 for 0"),
     "select": OpInfo(3, "second", "bool", True, "b if a else c"),
-    "convert": OpInfo(1, "attr", _ANY, True, "value conversion; f32 to integer truncates and is undefined out of range; bool is 0 or 1; to bool is != 0"),
+    "convert": OpInfo(
+        1,
+        "attr",
+        _ANY,
+        True,
+        "value conversion; f32 to integer truncates and is undefined out of range; bool is 0 or 1; to bool is != 0",
+    ),
     "bitcast": OpInfo(1, "attr", _NUM, True, "same 32 bits, other type"),
-    "round_to": OpInfo(1, "same", _F, True, "attr in f16 bf16: nearest value of that type, ties to even, as f32 (overflow to infinity, subnormals and NaN kept)"),
+    "round_to": OpInfo(
+        1,
+        "same",
+        _F,
+        True,
+        "attr in f16 bf16: nearest value of that type, ties to even, as f32 (overflow to infinity, subnormals and NaN kept)",
+    ),
     "load": OpInfo(1, "attr", "i32", False, "attr = (dtype, parameter number): element [a], widened to its compute type"),
     "store": OpInfo(2, VOID, "i32", False, "attr = parameter number: element [a] = b; b is representable in the element type"),
     "shared_load": OpInfo(1, "attr", "i32", False, "attr = (dtype, shared array number): element [a]"),
     "shared_store": OpInfo(2, VOID, "i32", False, "attr = shared array number: element [a] = b"),
     "scalar": OpInfo(0, "attr", _INT, True, "attr = (dtype, parameter number): a 32-bit literal parameter"),
-    "barrier": OpInfo(0, VOID, "", False, "all lanes of the workgroup arrive; shared and buffer writes become visible in it; never under divergent control"),
+    "barrier": OpInfo(
+        0,
+        VOID,
+        "",
+        False,
+        "all lanes of the workgroup arrive; shared and buffer writes become visible in it; never under divergent control",
+    ),
     "broadcast": OpInfo(1, "same", _ANY, False, "attr = lane: the value in that lane of the subgroup"),
     "shuffle": OpInfo(2, "same", _ANY, False, "the value of a in lane b (i32) of the subgroup"),
     "subgroup_add": OpInfo(1, "same", _NUM, False, "sum over the subgroup, in every lane"),
@@ -103,7 +129,8 @@ class Value:
     __slots__ = ("op", "dtype", "args", "attr", "block", "source")
 
     def __init__(self, op: str, dtype: str, args: tuple[Value, ...], attr: Any, block: Block | None, source: str = "") -> None:
-        self.op, self.dtype, self.args, self.attr, self.block, self.source = op, dtype, args, attr, block, source
+        self.op, self.dtype, self.args, self.attr, self.source = op, dtype, args, attr, source
+        self.block = cast("Block", block)
 
 
 class Region(Value):

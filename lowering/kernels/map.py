@@ -66,7 +66,9 @@ def _fold_together(p: Puller, group: Group, at: Index) -> None:
         combiners = [combiner_of(n) for n in nodes]
         starts = [c.identity(p) for c in combiners]
 
-        def step(state: tuple[Value, ...], k: Index, nodes: list[Node] = nodes, combiners: list[Combiner] = combiners) -> tuple[Value, ...]:
+        def step(
+            state: tuple[Value, ...], k: Index, nodes: list[Node] = nodes, combiners: list[Combiner] = combiners
+        ) -> tuple[Value, ...]:
             out: list[Value] = []
             for node, combiner in zip(nodes, combiners, strict=True):
                 mine = state[len(out) : len(out) + len(combiner.types)]

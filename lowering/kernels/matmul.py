@@ -99,7 +99,7 @@ def _share(tiles: int) -> int:
 
 
 def build_dot(group: Group, caps: DeviceCaps) -> KernelCall:
-    """Kernel of a group whose anchor is a dot; the outputs have the elements of the dot, in its row-major order or their own."""
+    """Kernel of a group whose anchor is a dot; outputs have the elements of the dot, in its row-major order or their own."""
     dot = group.anchor
     assert dot is not None and dot.op == "dot"
     schedule = choose(*sizes(dot), caps)
@@ -241,7 +241,7 @@ class _Tile:
         return [finished[i * s.columns : (i + 1) * s.columns] for i in range(s.rows)]
 
     def _advance(self, state: list[Value], k: Index, count: int) -> list[Value]:
-        """Add the products for k, ..., k + count - 1: summed by themselves first, which halves the rounding error of long sums."""
+        """Add the products for k, ..., k + count - 1, summed by themselves first: that halves the error of long sums."""
         b, zero = self.b, self.b.i32(0)
         sums = [self.combiner.identity(self.p) for _ in state]
         rows = self._row_elements(k, count)

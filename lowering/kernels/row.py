@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 
 from ...runtime.caps import DeviceCaps
 from ..combine import Combiner, combiner_of

@@ -173,7 +173,7 @@ def _(
 ) -> list[Node]:
     graph = ctx.graph
     if ft_in is not None:  # JAX 0.12 tells the parts of the arguments by their structure
-        num_consts, num_carry, _ = (len(list(part.vals)) for part in ft_in.unpack())
+        num_consts, num_carry, _others = (len(list(part.vals)) for part in ft_in.unpack())
     consts, carries, stacked = (
         args[:num_consts],
         list(args[num_consts : num_consts + num_carry]),

@@ -73,7 +73,7 @@ def test_use(use: str) -> None:
     assert [a.dtype for a in jax.tree.leaves(got)] == [a.dtype for a in jax.tree.leaves(want)]
 
 
-OPERATORS = "+ - * / // % ** @ < <= > >= == !=".split()  # noqa: SIM905
+OPERATORS = "+ - * / // % ** @ < <= > >= == !=".split()
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -133,7 +133,7 @@ def test_description() -> None:
 def test_every_method_of_a_jax_array_is_there() -> None:
     theirs = type(jax.device_put(np.float32(1)))
     # Of XLA's own buffers, or gone from JAX.
-    other = "traceback platform clone device_buffer device_buffers unsafe_buffer_pointer unsafe_raw_buffer".split()  # noqa: SIM905
+    other = "traceback platform clone device_buffer device_buffers unsafe_buffer_pointer unsafe_raw_buffer".split()
     missing = []
     for name in dir(theirs):
         if name.startswith("_") or name in other:
