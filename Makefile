@@ -1,7 +1,7 @@
 # Everything here can be run again and again, in any order. `make setup` stands behind the others.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs clean distclean
+.PHONY: help setup demo test checked validate lint docs clean distclean
 
 PYTHON_IN_VENV := .venv/bin/python
 # Under `sudo make` this gives root's rights up first, so that files stay the caller's.
@@ -10,6 +10,7 @@ OUT ?= out
 PROMPT ?= def
 TOKENS ?= 200
 PYTEST_ARGS ?=
+PYTEST := $(AS_OWNER) $(PYTHON_IN_VENV) -m pytest -q -n 2 --dist loadfile
 # Passed to the commands below through the environment, where no quotation mark in them can do harm.
 export PYTHON OUT PROMPT TOKENS
 
@@ -18,6 +19,8 @@ help:
 	@echo "             TEXT=path  a file or folder to learn (default: this repository)"
 	@echo "             OUT=dir (out)  STEPS=n  SEED=n  PROMPT=text  TOKENS=n"
 	@echo "make test    run the tests       PYTEST_ARGS='-k softmax'"
+	@echo "make checked   the tests with every index tested and every barrier proved"
+	@echo "make validate  the tests under the Khronos validation layer"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the pages that are made from the code"
 	@echo "make setup   what those need: a Vulkan driver and .venv"
@@ -31,7 +34,17 @@ demo: setup
 	@$(AS_OWNER) .venv/bin/k3jit generate "$$OUT" --prompt "$$PROMPT" --tokens "$$TOKENS"
 
 test: setup
-	@$(AS_OWNER) $(PYTHON_IN_VENV) -m pytest -q -n 2 --dist loadfile $(PYTEST_ARGS) tests
+	@$(PYTEST) $(PYTEST_ARGS) tests
+
+checked: setup
+	@K3JIT_CHECK=1 $(PYTEST) $(PYTEST_ARGS) tests
+
+# GPU-assisted validation multiplies the code of a kernel, and compile time on the CPU grows with its square. So that part runs
+# without fusion and without whole training steps but one small one; the last two variables concern Mesa's CPU driver only.
+validate: setup
+	@K3JIT_VALIDATE=core,sync $(PYTEST) $(PYTEST_ARGS) tests
+	@K3JIT_VALIDATE=gpu K3JIT_FUSE=0 LP_NATIVE_VECTOR_WIDTH=128 GALLIVM_PERF=nopt $(PYTEST) $(PYTEST_ARGS) \
+		tests/device tests/memory --ignore=tests/device/test_no_xla.py --ignore=tests/memory/test_step_leaks.py
 
 lint:
 	@tools/setup.sh dev

@@ -131,11 +131,13 @@ class Arguments:
             pointer = module.pointer(Storage.PHYSICAL, module.u32)
             place = code.op(Op.ACCESS_CHAIN, pointer, pushed(1, numbers_type), module.u(0), group)
             number = code.op(Op.LOAD, module.u32, place, ALIGNED, 4)
-        place = code.op(Op.ACCESS_CHAIN, module.pointer(Storage.PHYSICAL, row), pushed(0, rows_type), module.u(0), number)
-        # One load of the whole row: tools that instrument memory accesses see one, not one a parameter.
-        entries = code.op(Op.LOAD, row, place, ALIGNED, ROW_ENTRY)
+        rows = pushed(0, rows_type)
+        # One load an entry: not every driver takes pointers out of a struct that is loaded whole.
         for position, (param, type_id) in enumerate(members):
-            self.ids[param] = code.op(Op.COMPOSITE_EXTRACT, type_id, entries, position)
+            pointer = module.pointer(Storage.PHYSICAL, type_id)
+            place = code.op(Op.ACCESS_CHAIN, pointer, rows, module.u(0), number, module.u(position))
+            is_address = param == len(e.kernel.params) or e.kernel.params[param].mode != "scalar"
+            self.ids[param] = code.op(Op.LOAD, type_id, place, ALIGNED, ROW_ENTRY if is_address else 4)
 
     def load(self, value: Value) -> None:
         e = self.emitter

@@ -191,11 +191,30 @@ def _sub_with_zero(e: Emitter, value: Value) -> int:
     return _plus_zero(e, negative) if _is_positive_zero(e, a) else negative
 
 
+def _times_zero(e: Emitter, a: Value, b: Value) -> int:
+    """A product, one factor of which is a constant zero: a zero with the product of the signs; NaN for NaN and infinities."""
+    code, module, u32 = e.code, e.module, e.module.u32
+    zero, x = (a, b) if a in e.float_zeros else (b, a)
+    bits = code.op(Op.BITCAST, u32, e.ids[x])
+    sign = code.op(Op.BIT_AND, u32, bits, module.u(0x80000000))
+    if _is_negative_zero(e, zero):
+        sign = code.op(Op.BIT_XOR, u32, sign, module.u(0x80000000))
+    finite = code.op(Op.U_LT, module.bool_, code.op(Op.BIT_AND, u32, bits, module.u(0x7FFFFFFF)), module.u(0x7F800000))
+    return code.op(Op.SELECT, module.f32, finite, code.op(Op.BITCAST, module.f32, sign), module.literal("f32", math.nan))
+
+
+def _mul_with_zero(e: Emitter, value: Value) -> int:
+    return _times_zero(e, *value.args)
+
+
 def _fma_with_zero(e: Emitter, value: Value) -> int:
     a, b, c = value.args
+    if not e.float_zeros.isdisjoint((a, b)):
+        product = _times_zero(e, a, b)
+    else:
+        product = e.code.exact(Op.F_MUL, e.module.f32, e.ids[a], e.ids[b])
     if c not in e.float_zeros:
-        return e.code.glsl(Glsl.FMA, e.module.f32, *(e.ids[v] for v in value.args))
-    product = e.code.exact(Op.F_MUL, e.module.f32, e.ids[a], e.ids[b])
+        return e.code.exact(Op.F_ADD, e.module.f32, product, e.ids[c])
     return _plus_zero(e, product) if _is_positive_zero(e, c) else product
 
 
@@ -217,6 +236,7 @@ def _div_with_zero(e: Emitter, value: Value) -> int:
 WITH_ZERO: dict[str, Callable[[Emitter, Value], int]] = {
     "add": _add_with_zero,
     "sub": _sub_with_zero,
+    "mul": _mul_with_zero,
     "div": _div_with_zero,
     "fma": _fma_with_zero,
 }

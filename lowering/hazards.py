@@ -7,6 +7,8 @@ finished program on its own, from its `Ref`s alone.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from .program import Barrier, Buffer, Dispatch, HostLoop, Program, Ref, Step
@@ -19,24 +21,52 @@ class HazardError(RuntimeError):
     """Two dispatches touch the same bytes, one of them writing, with no barrier between them."""
 
 
+class _Touched:
+    """A set of byte ranges, each with the dispatch that touched it last; a query takes logarithmic time."""
+
+    def __init__(self) -> None:
+        self._memories: dict[object, tuple[list[int], list[int], list[Dispatch]]] = {}
+
+    def find(self, range_: Range) -> Dispatch | None:
+        """Who touched some byte of the range."""
+        memory, start, stop = range_
+        starts, stops, owners = self._memories.get(memory, ([], [], []))
+        i = bisect_left(starts, stop) - 1
+        return owners[i] if i >= 0 and stops[i] > start else None
+
+    def add(self, range_: Range, owner: Dispatch) -> None:
+        """Ranges that overlap become one."""
+        memory, start, stop = range_
+        starts, stops, owners = self._memories.setdefault(memory, ([], [], []))
+        first = bisect_left(starts, start)
+        if first and stops[first - 1] > start:
+            first -= 1
+            start = starts[first]
+        last = first
+        while last < len(starts) and starts[last] < stop:
+            stop = max(stop, stops[last])
+            last += 1
+        starts[first:last], stops[first:last], owners[first:last] = [start], [stop], [owner]
+
+
 class _Window:
     """Ranges touched since the last barrier."""
 
     def __init__(self) -> None:
-        self.reads: list[tuple[Range, Dispatch]] = []
-        self.writes: list[tuple[Range, Dispatch]] = []
+        self.reads, self.writes = _Touched(), _Touched()
 
     def conflict(self, reads: Sequence[Range], writes: Sequence[Range]) -> tuple[Dispatch, Range] | None:
         for ours, theirs in ((reads, self.writes), (writes, self.writes), (writes, self.reads)):
             for range_ in ours:
-                for other, dispatch in theirs:
-                    if _overlap(range_, other):
-                        return dispatch, range_
+                dispatch = theirs.find(range_)
+                if dispatch is not None:
+                    return dispatch, range_
         return None
 
     def add(self, dispatch: Dispatch, reads: Iterable[Range], writes: Iterable[Range]) -> None:
-        self.reads += [(r, dispatch) for r in reads]
-        self.writes += [(w, dispatch) for w in writes]
+        for touched, new in ((self.reads, reads), (self.writes, writes)):
+            for range_ in new:
+                touched.add(range_, dispatch)
 
 
 def _overlap(a: Range, b: Range) -> bool:
@@ -123,19 +153,28 @@ def _check_declared(program: Program, step: Dispatch) -> None:
 
 def _check_inside(program: Program, step: Dispatch) -> None:
     """Within a dispatch, only places declared to be updated in place may be both read and written."""
-    given = [a for row in step.rows for a in row if isinstance(a, Ref)]
+    name, allowed = program.kernels[step.kernel].name, frozenset(step.inplace)
+    touched = _Touched()
+    places: list[tuple[Ref, Range]] = []
     for written in step.writes:
-        for read in step.reads:
-            if read == written or (read, written) in step.inplace:
-                continue
-            (first,), (second,) = ranges(program.buffers, [read]) or [_NOWHERE], ranges(program.buffers, [written])
-            if first[0] is not None and _overlap(first, second):
-                name = program.kernels[step.kernel].name
+        if program.buffers[written.buffer].kind == "const":
+            raise HazardError(f"{program.name}: {name} writes to a constant")
+        (second,) = ranges(program.buffers, [written])
+        if touched.find(second) is not None:
+            raise HazardError(f"{program.name}: {name} writes bytes {second[1]}..{second[2]} of {second[0]} from two places")
+        touched.add(second, step)
+        places.append((written, second))
+    for read in step.reads:
+        (first,) = ranges(program.buffers, [read]) or [_NOWHERE]
+        if touched.find(first) is None:
+            continue
+        for written, second in places:
+            if _overlap(first, second) and read != written and (read, written) not in allowed:
                 raise HazardError(
                     f"{program.name}: {name} reads bytes {first[1]}..{first[2]} of {first[0]} while it writes them"
                 )
+    given = Counter(a for row in step.rows for a in row if isinstance(a, Ref)) if allowed else Counter[Ref]()
     for read, written in step.inplace:
         (first,), (second,) = ranges(program.buffers, [read]) or [_NOWHERE], ranges(program.buffers, [written])
-        shared = first[0] is not None and _overlap(first, second)
-        if shared and (first != second or given.count(read) != 1 or given.count(written) != 1):
-            raise HazardError(f"{program.name}: {program.kernels[step.kernel].name} may not update {first[0]} in place")
+        if _overlap(first, second) and (first != second or given[read] != 1 or given[written] != 1):
+            raise HazardError(f"{program.name}: {name} may not update {first[0]} in place")

@@ -6,8 +6,9 @@ command buffers and its own table; a call takes an instance that is not in fligh
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +197,9 @@ class Executable:
             self._results.append((True, buffer.index) if buffer.kind == "input" else (False, position[output.buffer]))
         self._output_owner = f"{self.name}: result"
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # names of this module may be gone; the process leaves its objects to the driver
+            return
         for instance in getattr(self, "_instances", ()):
             instance.release(self.device)
 
