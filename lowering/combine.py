@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import scalar
 from .dtypes import DTYPES
+from .errors import UnsupportedPrimitive
 from .graph import Graph, Node
 from .tile import Builder, Value
 
@@ -146,5 +147,8 @@ def evaluate_scalars(b: Builder, graph: Graph, inputs: State) -> State:
         elif node.op in ("broadcast", "reshape", "transpose"):
             values[node] = values[node.args[0]]
         else:
-            raise NotImplementedError(f"reduction combiner uses {node.op}, which is not elementwise ({node.source})")
+            raise UnsupportedPrimitive(
+                f"'reduce' with a combiner that uses {node.op} at {node.source}: combiners may only use elementwise "
+                "operations. Run this part outside k3jit.jit, or see docs/ops.md."
+            )
     return tuple(values[n] for n in graph.outputs)

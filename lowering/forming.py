@@ -6,7 +6,7 @@ from .cost import SHORT
 from .demand import Demands
 from .graph import Node, fold_length
 from .groups import Group
-from .index import ZERO, Index, symbol, unflatten
+from .index import Index, counter, unflatten
 from .order import Order, order_of
 
 ROW_LANES = 8  # lanes of a row, at least
@@ -29,7 +29,7 @@ class Plan:
         self.depth: dict[Node, int] = {}
         size = group.outputs[0].size if group.outputs else 1
         self.demands = Demands(size)
-        self.flat = _counter("i", size)
+        self.flat = counter("i", size)
         self.row: Index | None = None
         self.columns: dict[int, Index] = {}
 
@@ -38,7 +38,7 @@ class Plan:
         group = self.group
         size = max(n.size for n in group.outputs)
         self.demands = Demands(size if rows is None else ROW_LANES * rows)
-        self.row = None if rows is None else _counter("r", rows)
+        self.row = None if rows is None else counter("r", rows)
         self.columns = {}
         for node in group.outputs:
             at = self.flat
@@ -60,7 +60,7 @@ class Plan:
 
     def _column(self, count: int) -> Index:
         """The column of a row of `count` elements; the same in every pass over such rows."""
-        return self.columns.setdefault(count, _counter("c", count))
+        return self.columns.setdefault(count, counter("c", count))
 
     # -- what it computes anyway -----------------------------------------------------------------------------------
     def aligned(self, node: Node) -> bool:
@@ -124,8 +124,3 @@ class Plan:
         group.orders = before
         self.rebuild(None)
         return False
-
-
-def _counter(name: str, count: int) -> Index:
-    """A symbol that runs through [0, count); plain 0 where it can be nothing else."""
-    return symbol(name, 0, count - 1) if count > 1 else ZERO

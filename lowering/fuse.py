@@ -9,7 +9,6 @@ express; each decision is kept with its reason in words.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from .cost import DISPATCH, LOAD, SHORT, STORE, Weights
 from .forming import Plan
@@ -49,7 +48,6 @@ class Fuser:
         self.readers: dict[Node, list[Plan]] = {}
         self.kept: set[Node] = set()  # read by something that needs a buffer: loops
         self.stored: set[Node] = set()
-        self.home: dict[Node, Plan] = {}
         self.decisions: list[Decision] = []
 
     def run(self) -> list[Group]:
@@ -92,7 +90,6 @@ class Fuser:
         """A loop is no kernel, but orders the kernels around it like one."""
         group = Group("loop", [], {node}, self.stored, anchor=node)
         plan = self._new_plan(group)
-        self.home[node] = plan
         for reader in self.readers.get(node, ()):
             self._after(plan, reader)
         for arg in node.args:
@@ -148,7 +145,7 @@ class Fuser:
         for plan in readers:
             if plan.weight + self.weights.own(node) > MAX_WEIGHT:
                 return f"kernel {plan.number} is at its size limit of {MAX_WEIGHT} instructions"
-            if self._depth(plan, node) > MAX_DEPTH:
+            if plan.depth.get(node, 0) > MAX_DEPTH:
                 return f"kernel {plan.number} is at its depth limit of {MAX_DEPTH} nodes"
         if node.op == "dot":
             return self._adopt_dot(node, readers)
@@ -168,9 +165,6 @@ class Fuser:
         if inline <= store:
             return None
         return f"computed {evaluations} times where {node.size} are needed: {inline} operations inlined, {store} when stored"
-
-    def _depth(self, plan: Plan, node: Node) -> int:
-        return plan.depth.get(node, 0)
 
     def _enter(self, plan: Plan, node: Node) -> None:
         """Make `node` a member of a kernel and pass on what it reads."""
@@ -192,7 +186,6 @@ class Fuser:
 
     def _mark_stored(self, node: Node, plan: Plan, readers: list[Plan]) -> None:
         self.stored.add(node)
-        self.home[node] = plan
         for reader in readers:
             if reader is not plan:
                 self._after(plan, reader)
@@ -217,7 +210,7 @@ class Fuser:
         for plan in readers:
             if plan.group.kind == "loop" or any(self._before(other, plan) for other in readers if other is not plan):
                 continue
-            if plan.weight + self.weights.own(node) > MAX_WEIGHT or self._depth(plan, node) > MAX_DEPTH:
+            if plan.weight + self.weights.own(node) > MAX_WEIGHT or plan.depth.get(node, 0) > MAX_DEPTH:
                 continue
             if node.op == "dot":
                 if not self._anchor(plan, node):
@@ -323,8 +316,6 @@ class Fuser:
         plan.weight = sum(self.weights.own(n) for n in group.members)
         for node, depth in other.depth.items():
             plan.depth[node] = max(plan.depth.get(node, 0), depth)
-        for node in gone.outputs:
-            self.home[node] = plan
         for readers in self.readers.values():
             if other in readers:
                 readers[:] = [p for p in readers if p is not other and p is not plan] + [plan]
@@ -353,13 +344,12 @@ class Fuser:
         return True
 
     def _adopt_dot(self, node: Node, readers: list[Plan]) -> str | None:
-        depth = prod(node.args[0].shape[a] for a in node.attr.lhs_contract)
         if len(readers) > 1:
             return "a matrix product read by several kernels"
         plan = readers[0]
         if self._anchor(plan, node):
             return None
-        if depth * node.size <= 256 and self._too_dear(node, readers) is None:
+        if fold_length(node) * node.size <= 256 and self._too_dear(node, readers) is None:
             return None
         return f"a matrix product that kernel {plan.number} ({plan.group.kind}) does not read element by element"
 

@@ -192,6 +192,11 @@ def symbol(name: str, lo: int, hi: int, value: Any = None) -> Index:
     return Index(((Atom("sym", None, 0, lo, hi, value, name), 1),), 0)
 
 
+def counter(name: str, count: int, value: Any = None) -> Index:
+    """An index that runs through [0, count); plain 0 where it can be nothing else."""
+    return symbol(name, 0, count - 1, value) if count > 1 else ZERO
+
+
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides, in elements."""
     out = [1] * len(shape)

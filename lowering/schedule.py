@@ -58,14 +58,14 @@ def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True) -> Routine
                 node, picks, schedule(node.attr.body, library, fuse), schedule(condition, library, fuse) if condition else None
             )
             units.append((loop, (node,), node.args))
-    return Routine(graph, groups, _order(units), fuser.decisions)
+    return Routine(graph, groups, _order(units, library.caps.max_groups[0]), fuser.decisions)
 
 
 def _producer(node: Node) -> Node:
     return node.args[0] if node.op == "pick" else node
 
 
-def _order(units: list) -> list[Pack | LoopCall]:
+def _order(units: list, most: int) -> list[Pack | LoopCall]:
     made_by = {n: i for i, (_, outputs, _) in enumerate(units) for n in outputs}
     needs = [{made_by[_producer(r)] for r in reads if _producer(r) in made_by} - {i} for i, (_, _, reads) in enumerate(units)]
     feeds: list[set[int]] = [set() for _ in needs]
@@ -77,9 +77,9 @@ def _order(units: list) -> list[Pack | LoopCall]:
     packs: dict[object, list[int]] = {}
     for i, (work, _, _) in enumerate(units):
         single = isinstance(work, list) and len(work) == 1 and work[0].elements is not None
-        key: object = ("pack", level[i], _code(work[0])) if single else i
+        key: object = ("pack", level[i], work[0].kernel.key()) if single else i
         packs.setdefault(key, []).append(i)
-    members = [m for pack in packs.values() for m in _split(pack, units)]
+    members = [m for pack in packs.values() for m in _split(pack, units, most)]
     owner = {i: k for k, pack in enumerate(members) for i in pack}
     waits = [{owner[d] for i in pack for d in needs[i]} for pack in members]
     readers: list[list[int]] = [[] for _ in members]
@@ -110,23 +110,19 @@ def _order(units: list) -> list[Pack | LoopCall]:
     return steps
 
 
-def _split(pack: list[int], units: list) -> list[list[int]]:
-    """Keep a packed dispatch within the 65535 workgroups of a grid."""
+def _split(pack: list[int], units: list, most: int) -> list[list[int]]:
+    """Keep a packed dispatch within the workgroups that a device allows."""
     out: list[list[int]] = []
     total = 0
     for i in pack:
         work = units[i][0]
         size = work[0].groups[0] if isinstance(work, list) else 0
-        if not out or total + size > 65535:
+        if not out or total + size > most:
             out.append([])
             total = 0
         out[-1].append(i)
         total += size
     return out
-
-
-def _code(call: KernelCall) -> str:
-    return call.kernel.key()
 
 
 def _levels(edges: list[set[int]]) -> list[int]:

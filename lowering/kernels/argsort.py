@@ -17,9 +17,9 @@ from ...runtime.caps import DeviceCaps
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import Index, flatten, unflatten
+from ..index import Index, counter, flatten, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, counter, local_size
+from .writer import KernelCall, Writer, local_size
 
 BLOCK = 256  # elements sorted by counting; a power of two
 SINGLE = 512  # longest row that is one block, which saves the merges

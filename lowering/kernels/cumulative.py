@@ -11,9 +11,9 @@ from .. import scalar
 from ..combine import Combiner, State, simple
 from ..graph import Cumulative, Node
 from ..groups import Group
-from ..index import Index, flatten, unflatten
+from ..index import Index, counter, flatten, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, counter, local_size
+from .writer import KernelCall, Writer, local_size
 
 SHORT = 32  # elements that are not worth sharing among lanes
 ROWS = {"cpu": 64}  # rows that keep the device busy with a lane each; other kinds of device: MANY

@@ -6,7 +6,7 @@ from ...runtime.caps import DeviceCaps
 from ..combine import Combiner, combiner_of
 from ..graph import Node, fold_length
 from ..groups import Group
-from ..index import Index, constant, symbol, unflatten
+from ..index import Index, counter, symbol, unflatten
 from ..pull import Puller
 from ..tile import Value
 from .writer import KernelCall, Writer, round_up
@@ -41,7 +41,7 @@ def build_map(group: Group, caps: DeviceCaps) -> KernelCall:
     def element(flat: Index) -> None:
         value = p.index(flat)
         with b.branch(b.op("lt", value, limit)):
-            at = symbol("i", 0, count - 1, value) if count > 1 else constant(0)
+            at = counter("i", count, value)
             _fold_together(p, group, at)
             places = [(n, group.position(n, at)) for n in group.outputs]
             writer.store([(n, place, p.value(n, unflatten(place, n.shape))) for n, place in places])

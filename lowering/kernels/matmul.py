@@ -23,12 +23,12 @@ from ..demand import Demands
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import ZERO, Index, constant, unflatten
+from ..index import ZERO, Index, constant, counter, unflatten
 from ..pull import dot_position
 from ..tile import Builder, Value
 from .map import build_map
 from .row import build_row
-from .writer import KernelCall, Writer, counter
+from .writer import KernelCall, Writer
 
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0

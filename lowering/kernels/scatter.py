@@ -17,9 +17,9 @@ from ...runtime.caps import DeviceCaps
 from .. import scalar
 from ..graph import Node, Scatter
 from ..groups import Group
-from ..index import ZERO, Cond, Index, constant, flatten, narrow, unflatten
+from ..index import ZERO, Cond, Index, constant, counter, flatten, narrow, unflatten
 from ..tile import Builder, Value
-from .writer import KernelCall, Writer, counter, local_size
+from .writer import KernelCall, Writer, local_size
 
 LANES = {"cpu": 128}  # lanes worth having; each of them walks all updates. Other kinds of device: MANY
 MANY = 4096

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...runtime.caps import DeviceCaps
 from ..graph import Node
 from ..groups import Group
-from ..index import Index, constant, symbol
+from ..index import Index, counter, symbol
 from ..pull import Puller
 from ..tile import Builder, Kernel, Value
 
@@ -77,8 +77,7 @@ class Writer:
         """Grid of `count` workgroups: (dispatch size, the workgroup's number, a condition that excludes surplus ones)."""
         limit = self.caps.max_groups[0]
         if count <= limit:
-            group = symbol("g", 0, count - 1, self.b.builtin("group_x")) if count > 1 else constant(0)
-            return (count, 1, 1), group, None
+            return (count, 1, 1), counter("g", count, self.b.builtin("group_x")), None
         width = 1 << (limit.bit_length() - 1)
         height = -(-count // width)
         b = self.b
@@ -120,11 +119,6 @@ class Writer:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def counter(name: str, count: int, value: Value) -> Index:
-    """An index in [0, count) whose value is `value`; plain 0 where it can be nothing else."""
-    return symbol(name, 0, count - 1, value) if count > 1 else constant(0)
 
 
 def local_size(lanes: int, caps: DeviceCaps, most: int = 64, spread: int = 32) -> int:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..errors import UnsupportedPrimitive
 from ..registry import composite
 
 _TERMS = 10  # of the sum before the tail is estimated: as in XLA, since below zero the result depends on it
@@ -83,7 +84,7 @@ def _ragged_dot_general(
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
     if ragged in lhs_batch:
-        raise NotImplementedError("ragged batch dimensions")
+        raise UnsupportedPrimitive("'ragged_dot_general' with a ragged batch dimension: make it a loop over the batch instead")
 
     def function(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
         ends = jnp.cumsum(sizes, axis=-1)
