@@ -39,7 +39,13 @@ def lower(closed: Any, caps: Any, name: str, donated: frozenset[int], *, use_cac
         from .lowering.compile import lower as lower_jaxpr
 
         program = lower_jaxpr(
-            closed, caps, name=name, donated=donated, checked=config.value("check"), fuse=config.value("fuse")
+            closed,
+            caps,
+            name=name,
+            donated=donated,
+            checked=config.value("check"),
+            fuse=config.value("fuse"),
+            compact=config.value("compact"),
         )
         if key is not None:
             plan_cache.store(key, program)

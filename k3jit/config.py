@@ -109,6 +109,12 @@ _declare(
     keyed=True,
 )  # fmt: skip
 _declare(
+    "compact", _flag, False, "0 or 1",
+    "1 writes short kernels: loops stay loops and little is fused. For tools that multiply code, such as GPU-assisted "
+    "validation, and for drivers that compile slowly.",
+    keyed=True,
+)  # fmt: skip
+_declare(
     "device", _text, None, "index, part of a name, or null",
     "Device used by default; `null` needs no Vulkan and interprets kernels. Default: discrete, integrated, virtual, cpu, in "
     "this order.",

@@ -31,6 +31,7 @@ def lower(
     donated: frozenset[int] = frozenset(),
     checked: bool = False,
     fuse: bool = True,
+    compact: bool = False,
 ) -> Program:
     """Compile a closed jaxpr for devices with capabilities `caps`. Needs no device.
 
@@ -38,10 +39,12 @@ def lower(
         donated: flat arguments whose memory results may take over.
         checked: verify the IR after each stage, run spirv-val, prove the barriers, and emit kernels that test every index.
         fuse: False gives every operation a kernel of its own, for comparison.
+        compact: keep kernels short (see `limits`).
 
     Raises:
         UnsupportedPrimitive, UnsupportedDtype: with the place in the user's code.
     """
+    caps = replace(caps, compact=compact or caps.compact)
     with _lock:
         graph = build_graph(closed_jaxpr)
         routine = schedule(graph, KernelLibrary(caps), fuse)

@@ -14,11 +14,10 @@ from .cost import DISPATCH, LOAD, SHORT, STORE, Weights
 from .forming import Plan
 from .graph import Graph, Node, fold_length
 from .groups import Group
+from .limits import Limits
 from .traits import ALONE, FREE, constant_array, moves, row_suited, row_values, sources
 
-MAX_WEIGHT = 1500  # instructions and loads of one kernel, which bounds its compile time
 EPILOGUE_ARRAYS = 5  # arrays that the epilogue of a matrix product may read and write
-MAX_DEPTH = 120  # longest chain of inlined nodes
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Decision:
 class Fuser:
     """Groups one graph. `fuse=False` stores every node that is not a view, for comparison."""
 
-    def __init__(self, graph: Graph, fuse: bool = True) -> None:
-        self.graph, self.fuse = graph, fuse
+    def __init__(self, graph: Graph, limits: Limits, fuse: bool = True) -> None:
+        self.graph, self.limits, self.fuse = graph, limits, fuse
         self.outputs = set(graph.outputs)
         self.weights = Weights(graph)
         self.row_values = row_values(graph)
@@ -143,10 +142,10 @@ class Fuser:
         if any(p.group.kind == "loop" for p in readers):
             return "read by a loop"
         for plan in readers:
-            if plan.weight + self.weights.own(node) > MAX_WEIGHT:
-                return f"kernel {plan.number} is at its size limit of {MAX_WEIGHT} instructions"
-            if plan.depth.get(node, 0) > MAX_DEPTH:
-                return f"kernel {plan.number} is at its depth limit of {MAX_DEPTH} nodes"
+            if plan.weight + self.weights.own(node) > self.limits.weight:
+                return f"kernel {plan.number} is at its size limit of {self.limits.weight} instructions"
+            if plan.depth.get(node, 0) > self.limits.depth:
+                return f"kernel {plan.number} is at its depth limit of {self.limits.depth} nodes"
         if node.op == "dot":
             return self._adopt_dot(node, readers)
         if node.op == "reduce" and len(readers) == 1 and self._adopt_reduce(node, readers[0]):
@@ -210,7 +209,7 @@ class Fuser:
         for plan in readers:
             if plan.group.kind == "loop" or any(self._before(other, plan) for other in readers if other is not plan):
                 continue
-            if plan.weight + self.weights.own(node) > MAX_WEIGHT or plan.depth.get(node, 0) > MAX_DEPTH:
+            if plan.weight + self.weights.own(node) > self.limits.weight or plan.depth.get(node, 0) > self.limits.depth:
                 continue
             if node.op == "dot":
                 if not self._anchor(plan, node):
@@ -239,7 +238,7 @@ class Fuser:
         rows = node.size if node.op == "reduce" and row_suited(node) else None
         for plan in {id(p): p for a in sources(node) for p in self.readers.get(a, ())}.values():
             group = plan.group
-            if later >> plan.number & 1 or plan.weight + self.weights.own(node) > MAX_WEIGHT:
+            if later >> plan.number & 1 or plan.weight + self.weights.own(node) > self.limits.weight:
                 continue
             if rows is not None:
                 fits = (
@@ -285,7 +284,7 @@ class Fuser:
         if a.kind == "map" and plan.order(node) != other.order(node):
             return False
         if (
-            sum(self.weights.own(n) for n in a.members | b.members) > MAX_WEIGHT
+            sum(self.weights.own(n) for n in a.members | b.members) > self.limits.weight
             or self._waits(plan, other)
             or self._waits(other, plan)
         ):

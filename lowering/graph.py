@@ -179,6 +179,9 @@ class Node:
         self.op, self.args, self.shape, self.dtype, self.attr = op, args, shape, dtype, attr
         self.source, self.number = source, number
 
+    def __hash__(self) -> int:
+        return self.number  # sets of nodes are walked in the same order in every process
+
     @property
     def size(self) -> int:
         return prod(self.shape)

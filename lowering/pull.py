@@ -15,10 +15,8 @@ from . import scalar
 from .combine import Combiner, combiner_of
 from .graph import Gather, Node
 from .index import ZERO, Atom, Cond, Index, constant, flatten, narrow, symbol, unflatten
+from .limits import Limits
 from .tile import Block, Builder, Value
-
-UNROLL = 8  # longest reduction written out instead of looped
-STRIDE = 4  # elements a turn of a looped reduction
 
 Position = tuple[Index, ...]
 Guard = tuple[Cond, ...]
@@ -31,9 +29,8 @@ class Puller:
         read: parameter number of a stored node, or None for one to compute here.
     """
 
-    def __init__(self, builder: Builder, read: Callable[[Node], int | None]) -> None:
-        self.b = builder
-        self.read = read
+    def __init__(self, builder: Builder, read: Callable[[Node], int | None], limits: Limits) -> None:
+        self.b, self.read, self.limits = builder, read, limits
         self.loads: list[tuple[Node, Index]] = []  # in the order the kernel does them
         self._fixed: dict[Node, list[tuple[Index, Value]]] = {}
         self._values: dict[tuple[Node, Position, Guard], Value] = {}
@@ -179,11 +176,11 @@ class Puller:
         """Fold `element(k)` for k in [0, count) in order, in this lane."""
         b = self.b
         state = combiner.identity(self) if state is None else state
-        if count <= UNROLL:
+        if count <= self.limits.fold:
             for k in range(count):
                 state = combiner.step(b, state, element(constant(k)), b.i32(k))
             return state
-        step = STRIDE if count % STRIDE == 0 else 1
+        step = self.limits.stride if count % self.limits.stride == 0 else 1
         with b.loop(0, count, step, state) as loop:
             first = symbol("k", 0, count - step, loop.index)
             state = loop.carry

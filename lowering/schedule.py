@@ -9,6 +9,7 @@ from .fuse import Decision, Fuser
 from .graph import Graph, Node
 from .groups import Group
 from .kernels import KernelCall
+from .limits import limits
 from .loops import simplify_loops
 from .reuse import KernelLibrary
 from .split import split_large_reductions
@@ -44,7 +45,7 @@ class Routine:
 def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True) -> Routine:
     """Cut `graph` into kernels, write them, and put them in an order that respects dependencies."""
     graph = split_large_reductions(simplify_loops(graph))
-    fuser = Fuser(graph, fuse)
+    fuser = Fuser(graph, limits(library.caps), fuse)
     groups = [g for g in fuser.run() if g.outputs[0].size]
     units: list[tuple[list[KernelCall] | LoopCall, tuple[Node, ...], tuple[Node, ...]]] = []
     for group in groups:

@@ -20,6 +20,7 @@ class DeviceCaps:
         int64, float64, float16, int8, int16: arithmetic types of shaders.
         float_controls: signed zeros, infinities and NaN are kept when asked for.
         max_buffer_bytes: largest buffer.
+        compact: kernels should be short: nothing written out that can be looped, little fused.
     """
 
     name: str = "null"
@@ -37,6 +38,7 @@ class DeviceCaps:
     int16: bool = True
     float_controls: bool = True
     max_buffer_bytes: int = (1 << 32) - 1
+    compact: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -19,7 +19,6 @@ SHORT = 32  # elements that are not worth sharing among lanes
 ROWS = {"cpu": 64}  # rows that keep the device busy with a lane each; other kinds of device: MANY
 MANY = 4096
 CHUNK = 8  # least elements a lane where a workgroup shares a row
-UNROLL = 4
 
 
 def build_cumulative(group: Group, caps: DeviceCaps) -> KernelCall:
@@ -93,7 +92,8 @@ class _CumulativeKernel:
 
     def _pass(self, row: Index, state: State, count: int) -> None:
         """Go along a whole row and store it."""
-        step = UNROLL if count % UNROLL == 0 else 1
+        stride = self.writer.limits.stride
+        step = stride if count % stride == 0 else 1
         with self.b.loop(0, count // step, 1, state) as loop:
             turn = counter("t", count // step, loop.index)
             state = loop.carry

@@ -24,6 +24,7 @@ from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
 from ..index import ZERO, Index, constant, counter, unflatten
+from ..limits import limits
 from ..pull import dot_position
 from ..tile import Builder, Value
 from .map import build_map
@@ -32,9 +33,7 @@ from .writer import KernelCall, Writer
 
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0
-STEP = 8  # k's a turn of the tile schedule
-UNROLLED = 256  # multiply-adds written out in a kernel: each costs compile time,
-SMALL = 1 << 19  # so products of fewer multiply-adds get a quarter
+SMALL = 1 << 19  # products of fewer multiply-adds get a quarter of the code
 WORKERS = {"cpu": 4}  # subgroups that run at once; other kinds of device: MANY
 MANY = 1024
 
@@ -76,8 +75,9 @@ def choose(batch: int, m: int, n: int, k: int, caps: DeviceCaps) -> Schedule:
     row = spread(results, turns * (2 * LOAD + FMA + TURN) + exchanges + STORE)
     if k > width and row < best[1]:
         best = Schedule("row"), row
-    step = min(STEP, width, k)
-    unrolled = UNROLLED if results * k >= SMALL else UNROLLED // 4
+    limit = limits(caps)
+    step = min(limit.step, width, k)
+    unrolled = limit.products if results * k >= SMALL else limit.products // 4
     a_row = step / width if caps.subgroup_ops else step  # loads a row of a turn
     for swap in (False, True):
         across, along = (n, m) if swap else (m, n)
@@ -153,7 +153,7 @@ class _Tile:
         m, n, self.depth = prod(self.left_shape), prod(self.right_shape), prod(contracted)
         self.m, self.n = m, n
         self.row_count, self.column_count = (n, m) if schedule.swap else (m, n)
-        self.step = min(STEP, self.width)
+        self.step = min(self.writer.limits.step, self.width)
         self.lane = self.writer.lane(self.width)
 
     def build(self) -> KernelCall:

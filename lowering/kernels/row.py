@@ -18,7 +18,7 @@ from ..index import Index, constant, symbol, unflatten
 from ..tile import Value
 from .writer import KernelCall, Writer
 
-KEEP = 8  # columns a lane that are written out, and so stay in registers
+SHARE = 8  # columns a lane that more lanes are not worth
 ROWS = 8  # rows a workgroup where one subgroup is enough for a row
 
 
@@ -35,7 +35,7 @@ class _RowKernel:
         width = caps.subgroup_size
         longest = max([fold_length(n) for n in group.reduces] + [n.size // group.rows for n in group.outputs])
         lanes = width
-        while lanes * KEEP < longest and lanes * 2 <= min(caps.max_local_size, 256):
+        while lanes * SHARE < longest and lanes * 2 <= min(caps.max_local_size, 256):
             lanes *= 2
         self.lanes = lanes
         self.per_group = min(ROWS, group.rows, caps.max_local_size // width) if lanes == width else 1
@@ -115,7 +115,7 @@ class _RowKernel:
             return tuple(b.op("select", inside, new, old) for new, old in zip(folded, state, strict=True))
 
         state = combiner.identity(p)
-        if turns <= KEEP:
+        if turns <= self.writer.limits.kept:
             for turn in range(turns):
                 state = step(state, turn)
             return state
@@ -176,7 +176,7 @@ class _RowKernel:
             results = [(n, place, self.p.value(n, unflatten(place, n.shape))) for n, place in places]
             self._put(results, inside)
 
-        if turns <= KEEP:
+        if turns <= self.writer.limits.kept:
             for turn in range(turns):
                 put(turn)
             return

@@ -9,6 +9,7 @@ from ...runtime.caps import DeviceCaps
 from ..graph import Node
 from ..groups import Group
 from ..index import Index, counter, symbol
+from ..limits import limits
 from ..pull import Puller
 from ..tile import Builder, Kernel, Value
 
@@ -38,9 +39,9 @@ class Writer:
     """A kernel under construction for one group."""
 
     def __init__(self, group: Group, caps: DeviceCaps) -> None:
-        self.group, self.caps = group, caps
+        self.group, self.caps, self.limits = group, caps, limits(caps)
         self.b = Builder()
-        self.p = Puller(self.b, self._read)
+        self.p = Puller(self.b, self._read, self.limits)
         self.args: list[Node | int] = []
         self._numbers: dict[Node, int] = {}
         self._written: dict[Node, set[Index]] = {}

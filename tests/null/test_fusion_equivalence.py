@@ -1,4 +1,4 @@
-"""A fused program computes what the program without fusion does, and what JAX does: interpreted, and hazards checked."""
+"""A program computes what JAX does whether fused, not fused, or in short kernels: interpreted, and hazards checked."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from k3jit import testing
 DEVICE = NullDevice()
 
 
-def interpreted(function: Callable[..., Any], args: tuple[Any, ...], fuse: bool) -> tuple[list[np.ndarray], int]:
+def interpreted(function: Callable[..., Any], args: tuple[Any, ...], **options: bool) -> tuple[list[np.ndarray], int]:
     """Flat results of `function`, and its dispatches."""
-    program = lower(jax.make_jaxpr(function)(*args), DEVICE.caps, name="program", fuse=fuse)
+    program = lower(jax.make_jaxpr(function)(*args), DEVICE.caps, name="program", **options)
     hazards.check(program)
     executable = DEVICE.load(program)
     buffers = executable.run([DEVICE.upload(np.asarray(leaf)) for leaf in jax.tree.leaves(args)])
@@ -34,30 +34,32 @@ def interpreted(function: Callable[..., Any], args: tuple[Any, ...], fuse: bool)
     return results, executable.dispatches
 
 
-def both_ways(function: Callable[..., Any], args: tuple[Any, ...], tolerance: float, floor: float = 1e-30) -> None:
-    fused, few = interpreted(function, args, fuse=True)
+def all_ways(function: Callable[..., Any], args: tuple[Any, ...], tolerance: float, floor: float = 1e-30) -> None:
+    fused, few = interpreted(function, args)
     apart, many = interpreted(function, args, fuse=False)
+    short, _ = interpreted(function, args, compact=True)
     assert few <= many
     compare(fused, flat(jax.jit(function)(*args)), tolerance, floor)
     compare(apart, fused, tolerance, floor)
+    compare(short, fused, tolerance, floor)
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_program(name: str) -> None:
     program = PROGRAMS[name]
-    both_ways(program.fun, program.args(), program.tolerance)
+    all_ways(program.fun, program.args(), program.tolerance)
 
 
 @pytest.mark.parametrize("name", [n for n, p in PROGRAMS.items() if p.differentiable])
 def test_gradient(name: str) -> None:
     program = PROGRAMS[name]
-    both_ways(program.gradient, program.args(), 10 * program.tolerance)
+    all_ways(program.gradient, program.args(), 10 * program.tolerance)
 
 
 @settings(max_examples=12)
 @given(testing.programs(max_ops=6))
 def test_random_programs(example: testing.Example) -> None:
-    both_ways(example.fun, example.args, 2e-4, floor=1.0)
+    all_ways(example.fun, example.args, 2e-4, floor=1.0)
 
 
 def test_donated_arguments_hold_the_results() -> None:

@@ -1,6 +1,5 @@
 """Scatter in the interpreter, against jax.lax."""
 
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -137,8 +136,6 @@ def test_against_grad_of_indexing(rng: np.random.Generator) -> None:
     values = {i: ids[..., None], u: np.cos(table[ids])}
     found = run_calls(build_scatter(group_of("scatter", [node], [i, u], node), NULL_CAPS), values, NULL_CAPS)[node]
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-
-
 
 
 def test_what_updates_read_late_does_not_share_memory_with_the_result(rng: np.random.Generator) -> None:

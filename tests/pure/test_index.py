@@ -25,8 +25,13 @@ def test_every_rewrite_keeps_the_value_and_the_bounds(top, steps, data):
     x, y = symbol("x", 0, top), symbol("y", -5, 9)
     index = x
     for name, k in steps:
-        index = {"add_y": lambda i, k: i + y * k, "mul": lambda i, k: i * k, "add": lambda i, k: i + k,
-                 "div": lambda i, k: i // k, "mod": lambda i, k: i % k}[name](index, k)
+        index = {
+            "add_y": lambda i, k: i + y * k,
+            "mul": lambda i, k: i * k,
+            "add": lambda i, k: i + k,
+            "div": lambda i, k: i // k,
+            "mod": lambda i, k: i % k,
+        }[name](index, k)
     for _ in range(4):
         vx, vy = data.draw(st.integers(0, top)), data.draw(st.integers(-5, 9))
         want = vx
