@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from ..runtime.caps import DeviceCaps
+
 COMPUTE_TYPES = ("bool", "i32", "u32", "f32", "i64", "u64", "f64")
 FLOATS = frozenset(("f32", "f64"))
 WIDE = frozenset(("i64", "u64", "f64"))
@@ -68,6 +70,13 @@ _BY_NUMPY = {d.numpy: d.name for d in DTYPES.values()}
 def name_of(numpy_dtype: object) -> str | None:
     """Short name of a NumPy dtype, or None where no kernel can hold it (complex64, ...)."""
     return _BY_NUMPY.get(np.dtype(numpy_dtype))  # type: ignore[call-overload]
+
+
+def missing(caps: DeviceCaps) -> frozenset[str]:
+    """Element types that a device has not: those of 64 bits take arithmetic of their own, f64 also integers for its bits."""
+    if caps.int64:
+        return frozenset() if caps.float64 else frozenset(("f64",))
+    return WIDE
 
 
 def width(compute: str) -> int:

@@ -1,10 +1,10 @@
 """Tile IR: the program of one kernel, as SSA values in structured blocks.
 
-Every lane of a dispatch runs the body. Values are scalars of a compute type ("bool", "i32", "u32", "f32", and "i64",
-"u64", "f64" where the device has them); memory is reached through numbered parameters (buffers) and shared arrays by element index. Control flow is
-structured: `for` (constant bounds, carried values) and `if`. The exact meaning of each operation is in `OPS`;
-`interp.py` runs it in NumPy and `emit.py` writes it as SPIR-V, and the two must agree bit for bit except for
-the rounding of `fma`, `sqrt` and `div`.
+Every lane of a dispatch runs the body. Values are scalars of a compute type ("bool", "i32", "u32", "f32", and
+"i64", "u64", "f64" where the device has them); memory is reached through numbered parameters (buffers) and shared
+arrays by element index. Control flow is structured: `for` (constant bounds, carried values) and `if`. The exact
+meaning of each operation is in `OPS`; `interp.py` runs it in NumPy and `emit.py` writes it as SPIR-V, and the two
+must agree bit for bit except for the rounding of `fma`, `sqrt` and `div`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ OPS: dict[str, OpInfo] = {
         "attr",
         _ANY,
         True,
-        "value conversion; float to integer truncates and is undefined out of range; integers wrap; bool is 0 or 1; to bool is != 0",
+        "value; float to integer truncates and is undefined out of range; integers wrap; bool is 0 or 1; to bool is != 0",
     ),
     "bitcast": OpInfo(1, "attr", _NUM, True, "same bits, other type of that width"),
     "round_to": OpInfo(

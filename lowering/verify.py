@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..runtime.caps import DeviceCaps
-from .dtypes import COMPUTE_TYPES, DTYPES, FLOATS, WIDE, width
+from .dtypes import COMPUTE_TYPES, DTYPES, FLOATS, missing, width
 from .fold import wrap
 from .tile import OPS, VOID, Block, Kernel, Region, Value, to_text
 
@@ -52,7 +52,7 @@ def verify(kernel: Kernel, caps: DeviceCaps) -> None:
 
 class _Verifier:
     def __init__(self, kernel: Kernel, caps: DeviceCaps) -> None:
-        self.kernel, self.caps = kernel, caps
+        self.kernel, self.caps, self.missing = kernel, caps, missing(caps)
         self.defined: set[Value] = set()
         self.seen: set[Value] = set()
         self.branches = 0
@@ -181,7 +181,7 @@ class _Verifier:
 
     # -- types -----------------------------------------------------------------------------------------------------
     def _on_device(self, value: Value | None, dtype: str) -> None:
-        if dtype in WIDE and not (self.caps.float64 if dtype == "f64" else self.caps.int64):
+        if dtype in self.missing:
             self._refuse(value, f"the device does not compute with {dtype}")
 
     def _signature(self, value: Value) -> None:

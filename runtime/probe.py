@@ -138,6 +138,7 @@ def probe(physical: Any) -> Probe:
         int8="shaderInt8" in present,
         int16="shaderInt16" in present,
         float_controls=bool(props12.shaderSignedZeroInfNanPreserveFloat32),
+        float_controls64=bool(props12.shaderSignedZeroInfNanPreserveFloat64),
         max_buffer_bytes=max_buffer,
     )
     missing = floor + tuple(f"{feature}: {effect}" for feature, effect in CONSEQUENCES.items() if feature not in present)
