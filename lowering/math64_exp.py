@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from .expr import Expr, poly, where
+from .expr import Expr, copysign, poly, where
 
 INF = math.inf
 NAN = math.nan
@@ -62,14 +62,9 @@ _LOG = (
 )
 
 
-def copysign(magnitude: Expr, sign: Expr) -> Expr:
-    """`magnitude` (not negative) with the sign bit of `sign`."""
-    return (magnitude.bits("i64") | (sign.bits("i64") & -(1 << 63))).bits("f64")
-
-
 def upper(x: Expr) -> Expr:
     """The 26 leading bits of x: products of such numbers are exact."""
-    return (x.bits("i64") & -(1 << 27)).bits("f64")
+    return (x.bits() & -(1 << 27)).bits("f64")
 
 
 def reduce_exp(x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -88,10 +83,10 @@ def exp_poly(r: Expr) -> Expr:
 
 def scale_bits(x: Expr, shifted: Expr, bias: int = 0) -> Expr:
     """x * 2**(n + bias) by its exponent bits, where shifted = n + ROUNDER; the result must be a normal number."""
-    exponent = shifted.bits("i64") << 52
+    exponent = shifted.bits() << 52
     if bias:
         exponent = exponent + (bias << 52)
-    return (x.bits("i64") + exponent).bits("f64")
+    return (x.bits() + exponent).bits("f64")
 
 
 def exp(x: Expr) -> Expr:
@@ -123,7 +118,7 @@ def expm1(x: Expr) -> Expr:
 def split_log(x: Expr) -> tuple[Expr, Expr]:
     """The exponent e (i64) and f of x = 2**e * (1 + f), with 1 + f between sqrt(1/2) and sqrt(2)."""
     offset = 0x3FE6A09E667F3BCD  # bits of sqrt(1/2)
-    bits = x.bits("i64") - offset
+    bits = x.bits() - offset
     mantissa = ((bits & ((1 << 52) - 1)) + offset).bits("f64")
     return bits >> 52, mantissa - 1.0
 
@@ -192,8 +187,9 @@ def half_exp(x: Expr) -> Expr:
 
 def sinh(x: Expr) -> Expr:
     magnitude = abs(x)
-    quarter = where(magnitude < 711.0, _quarter_expm1(magnitude), magnitude + INF)
+    quarter = _quarter_expm1(magnitude)
     result = (quarter + quarter / quarter.fma(4.0, 1.0)) * 2.0
+    result = where(magnitude < 711.0, result, magnitude + INF)
     return copysign(where(magnitude < 2.0**-27, magnitude, result), x)
 
 
@@ -238,7 +234,7 @@ def cbrt(x: Expr) -> Expr:
     error = 1.0 - magnitude * inverse * inverse * inverse
     inverse = (inverse * error).fma(poly(error, (1 / 3, 2 / 9, 14 / 81, 35 / 243)), inverse)
     # A root of 17 bits, the cube of which is exact, and a correction.
-    root = ((magnitude * inverse * inverse).bits("i64") & -(1 << 36)).bits("f64")
+    root = ((magnitude * inverse * inverse).bits() & -(1 << 36)).bits("f64")
     cube = root * root * root
     rest = (magnitude - cube) / cube
     result = (root * rest).fma(poly(rest, (1 / 3, -1 / 9, 5 / 81)), root)
