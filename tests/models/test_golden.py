@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -40,7 +41,7 @@ class Run(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        return self.under.name == "xla_f64"
+        return self.under.dtype == jnp.float64
 
 
 @pytest.fixture(
