@@ -18,7 +18,7 @@ from .api import jit
 __all__ = ["Example", "arrays", "assert_matches_jax", "check_grads", "programs"]
 
 # One rounding of the type, times the room that reordered sums and own elementary functions need.
-TOLERANCES: dict[str, float] = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+TOLERANCES: dict[str, float] = {"float64": 1e-13, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
 def assert_matches_jax(
