@@ -11,11 +11,7 @@ from collections.abc import Callable
 from . import math_exp, math_special, math_trig
 from .expr import Expr
 from .math_exp import integer_pow
-
-try:
-    from .mathlib64 import FUNCTIONS as FUNCTIONS64
-except ImportError:
-    FUNCTIONS64 = {}
+from .mathlib64 import FUNCTIONS as FUNCTIONS64
 
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "exp": math_exp.exp,
