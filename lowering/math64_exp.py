@@ -76,9 +76,9 @@ def reduce_exp(x: Expr) -> tuple[Expr, Expr, Expr]:
     return shifted, r, (high - r) - low
 
 
-def exp_poly(r: Expr) -> Expr:
-    """exp(r) for |r| <= ln(2) / 2."""
-    return (r * r).fma(poly(r, _EXP), r) + 1.0
+def expm1_poly(r: Expr) -> Expr:
+    """exp(r) - 1 for |r| <= ln(2) / 2."""
+    return (r * r).fma(poly(r, _EXP), r)
 
 
 def scale_bits(x: Expr, shifted: Expr, bias: int = 0) -> Expr:
@@ -91,7 +91,7 @@ def scale_bits(x: Expr, shifted: Expr, bias: int = 0) -> Expr:
 
 def exp(x: Expr) -> Expr:
     shifted, r, _ = reduce_exp(x)
-    result = scale_bits(exp_poly(r), shifted)
+    result = scale_bits(1.0 + expm1_poly(r), shifted)
     # x + inf is NaN for a NaN, infinity for the rest.
     return where(x <= EXP_HIGH, where(x < EXP_LOW, 0.0, result), x + INF)
 
@@ -182,7 +182,7 @@ def tanh(x: Expr) -> Expr:
 def half_exp(x: Expr) -> Expr:
     """exp(x) / 2 for -700 < x < 710.47; past that infinity or NaN."""
     shifted, r, _ = reduce_exp(x)
-    return where(x < 710.4758600739439, scale_bits(exp_poly(r), shifted, -1), x + INF)
+    return where(x < 710.4758600739439, scale_bits(1.0 + expm1_poly(r), shifted, -1), x + INF)
 
 
 def sinh(x: Expr) -> Expr:

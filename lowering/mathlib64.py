@@ -31,11 +31,17 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "acos": math64_trig.acos,
     "atan": math64_trig.atan,
     "atan2": math64_trig.atan2,
+    "erf": math64_special.erf,
+    "erfc": math64_special.erfc,
+    "erf_inv": math64_special.erf_inv,
+    "lgamma": math64_special.lgamma,
+    "digamma": math64_special.digamma,
     "pow": math64_special.pow,
 }
 
 # Largest error in units in the last place of the exact result, over all normal arguments and with correctly rounded
 # division and square root, whether or not `fma` is fused. Results below 2**-1022 may be zero.
+# lgamma and digamma hold for positive arguments; below zero the error is 1e-14 of max(1, |result|).
 ERROR_BOUNDS: dict[str, float] = {
     "exp": 1.2,
     "exp2": 1.2,
@@ -60,6 +66,11 @@ ERROR_BOUNDS: dict[str, float] = {
     "acos": 1.5,
     "atan": 1.6,
     "atan2": 2.0,
+    "erf": 1.6,
+    "erfc": 4.5,
+    "erf_inv": 3.0,
+    "lgamma": 4.5,
+    "digamma": 3.5,
     "pow": 1.6,
 }
 
