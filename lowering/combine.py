@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import scalar
-from .dtypes import DTYPES
+from .dtypes import DTYPES, FLOATS
 from .errors import UnsupportedPrimitive
 from .graph import Graph, Node
 from .tile import Builder, Value
@@ -79,7 +79,7 @@ def _products(node: Node) -> Combiner:
         left, right = (v if v.dtype == compute else b.op("convert", v, attr=compute) for v in pair)
         if compute == "bool":
             return (b.op("or", state[0], b.op("and", left, right)),)
-        if compute == "f32":
+        if compute in FLOATS:
             return (b.op("fma", left, right, state[0]),)
         return (b.op("add", state[0], b.op("mul", left, right)),)
 
@@ -99,7 +99,7 @@ def _arg_extreme(node: Node) -> Combiner:
             va, vb = (b.op("convert", v, attr="i32") for v in (va, vb))
         better = b.op("lt", va, vb) if largest else b.op("lt", vb, va)
         same = b.op("eq", va, vb)
-        if compute == "f32":
+        if compute in FLOATS:
             nan_a, nan_b = b.op("ne", va, va), b.op("ne", vb, vb)
             better = b.op("or", better, b.op("and", nan_b, b.op("not", nan_a)))
             same = b.op("or", same, b.op("and", nan_a, nan_b))
