@@ -43,12 +43,11 @@ test: layer
 checked: layer
 	@K3JIT_CHECK=1 $(PYTEST) $(PYTEST_ARGS) tests
 
-# GPU-assisted validation multiplies the code of a kernel, and compile time on the CPU grows with its square. So that part runs
-# without fusion and without whole training steps but one small one; the last two variables concern Mesa's CPU driver only.
+# GPU-assisted validation multiplies the code of a kernel, and compile time on the CPU grows with its square: hence short kernels.
+# The last two variables concern Mesa's CPU driver only.
 validate: layer
 	@K3JIT_VALIDATE=core,sync $(PYTEST) $(PYTEST_ARGS) tests
-	@K3JIT_VALIDATE=gpu K3JIT_FUSE=0 LP_NATIVE_VECTOR_WIDTH=128 GALLIVM_PERF=nopt $(PYTEST) $(PYTEST_ARGS) \
-		tests/device tests/memory --ignore=tests/device/test_no_xla.py --ignore=tests/memory/test_step_leaks.py
+	@K3JIT_VALIDATE=gpu K3JIT_COMPACT=1 LP_NATIVE_VECTOR_WIDTH=128 GALLIVM_PERF=nopt $(PYTEST) $(PYTEST_ARGS) tests
 
 lint:
 	@tools/setup.sh dev
