@@ -7,7 +7,7 @@ than f32 are summed in f32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import scalar
@@ -32,6 +32,7 @@ class Combiner:
         step: (builder, state, elements, position) -> state.
         merge: (builder, earlier state, later state) -> state.
         finish: (builder, state) -> value.
+        rounds: each step of a long fold rounds, so that a sum of the sums of blocks is more exact.
     """
 
     types: tuple[str, ...]
@@ -39,6 +40,7 @@ class Combiner:
     step: Callable[[Builder, State, State, Value], State]
     merge: Callable[[Builder, State, State], State]
     finish: Callable[[Builder, State], Value]
+    rounds: bool = False
 
 
 def combiner_of(node: Node) -> Combiner:
@@ -65,6 +67,7 @@ def simple(kind: str, dtype: str) -> Combiner:
         lambda b, state, element, _: merge(b, state, element),
         merge,
         lambda b, state: scalar.narrow(b, state[0], dtype),
+        kind == "sum" and DTYPES[dtype].kind == "f",
     )
 
 
@@ -81,7 +84,7 @@ def _products(node: Node) -> Combiner:
         return (b.op("add", state[0], b.op("mul", left, right)),)
 
     base = simple("or" if compute == "bool" else "sum", dtype)
-    return Combiner(base.types, base.identity, step, base.merge, base.finish)
+    return replace(base, step=step)
 
 
 def _arg_extreme(node: Node) -> Combiner:

@@ -20,6 +20,8 @@ from .fused import fma
 if TYPE_CHECKING:
     from .tile import Builder, Value
 
+_WORD, _LONG = (1 << 32) - 1, (1 << 64) - 1
+_UNSIGNED = ("u32", "u64")
 Rule = Callable[["Builder", tuple["Value", ...], Any], "Value | None"]
 
 
@@ -44,13 +46,10 @@ def fold(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> Value
 def wrap(value: int, dtype: str) -> int:
     """`value` modulo 2**32 or 2**64 as the integer type `dtype` ("i32", "u32", "i64" or "u64")."""
     if dtype in ("i32", "u32"):
-        value &= 0xFFFFFFFF
+        value &= _WORD
         return value - (1 << 32) if dtype == "i32" and value >> 31 else value
     value &= _LONG
     return value - (1 << 64) if dtype == "i64" and value >> 63 else value
-
-
-_LONG = (1 << 64) - 1
 
 
 def _mask(dtype: str) -> int:
@@ -363,7 +362,6 @@ def _select(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | Non
     return None
 
 
-_UNSIGNED = ("u32", "u64")
 # (from, by way of, to): integer conversions of which the second undoes the first, or needs it not.
 _SAME_BITS = frozenset(
     [(a, b, c) for a, b in (("i32", "u32"), ("u32", "i32")) for c in ("i32", "u32", "bool")]

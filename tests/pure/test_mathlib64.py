@@ -210,7 +210,9 @@ def test_special_values_are_those_of_jax(name: str) -> None:
         first, second = (BASES, POWERS) if name == "pow" else (DIRECTIONS, DIRECTIONS)
         columns = [grid.ravel() for grid in np.meshgrid(both_signs(first), both_signs(second))]
     with jax.enable_x64(True):
-        want = np.asarray(jax.jit(getattr(lax, name))(*columns))
+        want = np.array(jax.jit(getattr(lax, name))(*columns))
+    if name == "digamma":
+        want[columns[0] == 0] = -np.inf  # JAX before 0.12 has NaN
     got = run_function(FUNCTIONS[name], *columns)
     with np.errstate(invalid="ignore", over="ignore"):
         close = np.abs(got - want) <= 1e-12 * np.maximum(np.abs(want), 1e-2)  # the reference is not exact
