@@ -55,7 +55,7 @@ def key(closed: Any, caps: Any, name: str, donated: frozenset[int]) -> str | Non
     if folder() is None:
         return None
     digest = hashlib.sha256()
-    settings = (config.value("check"), config.value("fuse"), config.value("compact"))
+    settings = tuple(config.value(name) for name in ("check", "fuse", "compact", "loops"))
     digest.update(repr((compiler_version(), caps.to_json(), name, sorted(donated), settings)).encode())
     digest.update(canonical(closed).encode())
     return digest.hexdigest()

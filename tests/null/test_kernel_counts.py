@@ -26,9 +26,9 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, np.float32)
 
 
-def count(function: Callable[..., Any], *args: Any, donate: int = 0) -> int:
+def count(function: Callable[..., Any], *args: Any, donate: int = 0, **options: bool) -> int:
     """Dispatches of `function`; transfer and fill commands do not exist in a plan."""
-    program = report.program_of(function, *args, donate=donate)
+    program = report.program_of(function, *args, donate=donate, **options)
     assert not report.movers(program)
     return len(report.kernels(program))
 
@@ -127,14 +127,16 @@ def test_scan_copies_nothing() -> None:
         return lax.scan(body, jnp.zeros((3, 3)), rows)
 
     x, w = shape(turns, 3, 3), shape(3, 3)
-    assert count(lambda x, w: loop(x, w)[0], x, w) == turns
+    assert count(lambda x, w: loop(x, w)[0], x, w, loops=False) == turns
+    assert count(lambda x, w: loop(x, w)[0], x, w) == 1
 
     def loss(x: jax.Array, w: jax.Array) -> jax.Array:
         final, (states, *_) = loop(x, w)
         return jnp.sum(final) + jnp.sum(states**2)
 
-    program = report.program_of(jax.grad(loss, (0, 1)), x, w)
-    assert not report.movers(program)
+    for loops in (True, False):
+        program = report.program_of(jax.grad(loss, (0, 1)), x, w, loops=loops)
+        assert not report.movers(program)
 
 
 @pytest.mark.parametrize("title", list(report.PROGRAMS))
