@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..runtime.caps import DeviceCaps
-from .graph import Loop, Node
+from .graph import Loop
 from .kernels.loop import Layout, layout_of
 from .limits import limits
 from .phases import plan_turn
@@ -14,9 +14,8 @@ _INSIDE = frozenset(
 )
 
 
-def why_dispatched(node: Node, caps: DeviceCaps) -> str | None:
+def why_dispatched(spec: Loop, caps: DeviceCaps) -> str | None:
     """Why a loop cannot or should not be one kernel; None if it should."""
-    spec: Loop = node.attr
     if spec.kind != "scan":
         return "only the device knows how often it turns"
     for inner in spec.body.nodes:
@@ -26,9 +25,9 @@ def why_dispatched(node: Node, caps: DeviceCaps) -> str | None:
     return None if isinstance(layout, Layout) else layout
 
 
-def how_fused(node: Node, caps: DeviceCaps) -> str:
+def how_fused(spec: Loop, caps: DeviceCaps) -> str:
     """What to say of a scan that is one kernel."""
-    turn = plan_turn(node.attr, limits(caps))
+    turn = plan_turn(spec, limits(caps))
     layout = layout_of(turn, caps)
     assert isinstance(layout, Layout)
     share = "a workgroup" if layout.together else "a lane"

@@ -14,23 +14,45 @@ from math import prod
 from .cost import LOAD, STORE, Weights
 from .demand import Demands
 from .graph import Graph, Loop, Map, Node, fold_length
-from .index import counter, unflatten
+from .index import Index, counter, unflatten
 from .limits import Limits
 from .pull import Position, dot_position
 from .slices import Slices, find_slices, state_dependent
 from .traits import FREE
 
+EPILOGUE = 12  # instructions of an element that join a contraction
+TILED = 1.5  # operations a product takes where lanes share loads
+
 
 @dataclass(eq=False)
 class Phase:
-    """Kept nodes that are computed together, element by element; `shape` is that of each within a slice."""
+    """Kept nodes that are computed together, element by element; `shape` is that of each within a slice.
+
+    `weight` counts the instructions of an element.
+    """
 
     nodes: list[Node]
     shape: tuple[int, ...]
+    weight: int = 0
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A contraction with an operand that neighbouring slices share, and so may load together.
+
+    Attributes:
+        side: number of that operand.
+        rows: dimensions of the result within a slice that are the operand's own.
+        everywhere: all slices share it, not only those that differ in the last axis.
+    """
+
+    side: int
+    rows: tuple[int, ...]
+    everywhere: bool
 
 
 @dataclass(eq=False)
@@ -43,8 +65,11 @@ class Turn:
         phases: what to compute, in order.
         stored: kept nodes of several elements that later phases read.
         in_place: carried inputs whose next value may overwrite them element by element.
+        tiles: contractions one of whose operands is the same in neighbouring slices.
         weight: instructions of the code.
-        operations: lane operations of a slice.
+        tiled, untiled: lane operations of a slice, with and without sharing loads.
+        dispatched: the same where kernels of their own compute it.
+        kernels: how many those would be.
         depth: longest chain of nodes computed where they are read.
     """
 
@@ -53,8 +78,12 @@ class Turn:
     phases: list[Phase] = field(default_factory=list)
     stored: set[Node] = field(default_factory=set)
     in_place: set[Node] = field(default_factory=set)
+    tiles: dict[Node, Tile] = field(default_factory=dict)
     weight: int = 0
-    operations: int = 0
+    tiled: int = 0
+    untiled: int = 0
+    dispatched: int = 0
+    kernels: int = 0
     depth: int = 0
 
     @cached_property
@@ -114,7 +143,7 @@ class _Planner:
         self.turn, self.weights, self.limits = turn, weights, limits
         self.graph = turn.spec.body
         self.dependent = state_dependent(turn.spec)
-        self.axes = unflatten(counter("s", turn.slices.count), turn.slices.sizes)
+        self.axes = tuple(counter(f"s{i}", size) for i, size in enumerate(turn.slices.sizes))
         self.kept: set[Node] = set()
         self._elements: dict[tuple[int, ...], Position] = {}
         self._place = {n: i for i, n in enumerate(self.graph.nodes)}
@@ -123,23 +152,83 @@ class _Planner:
         turn = self.turn
         turn.depth = self._keep()
         reads = {n: self._reads(n) for n in self.graph.nodes if n in self.kept}
+        for node in reads:
+            tile = self._tile(node) if node.op == "dot" else None
+            if tile is not None:
+                turn.tiles[node] = tile
         for node, read in reads.items():
-            self._arrange(node, read, reads)
-        for demands in reads.values():
-            for node in demands.nodes():
-                inside = node in self.kept or node.op == "input"
-                turn.operations += demands.evaluations(node) * (LOAD if inside else self.weights.own(node))
-                turn.weight += 1 if inside else self.weights.own(node)
+            self._arrange(node, read)
         for node, read in reads.items():
-            turn.weight += self.weights.own(node)
-            turn.operations += turn.count(node) * (self.weights.own(node) + STORE)
             phase = self._phase(node)
+            phase.weight += self._count(node, read)
             for n in read.nodes():
                 if n in self.kept and turn.count(n) > 1 and n not in phase.nodes:
                     turn.stored.add(n)
         for state, after in zip(turn.states, self.graph.outputs, strict=False):
             if turn.count(state) > 1 and self._overwrites(state, after, reads):
                 turn.in_place.add(state)
+
+    def _count(self, node: Node, read: Demands) -> int:
+        """Add the code and the work of a kept node; returns its instructions."""
+        turn, own = self.turn, self.weights.own
+        weight = self._code(node, read)
+        work = turn.count(node) * (own(node) + STORE)
+        work += sum(read.evaluations(n) * (LOAD if self._held(n) else own(n)) for n in read.nodes())
+        turn.weight += weight
+        turn.untiled += work
+        turn.tiled += work
+        turn.dispatched += work
+        turn.kernels += node.op in ("reduce", "dot")
+        if node.op == "dot":
+            products = turn.count(node) * fold_length(node)
+            turn.dispatched -= int(products * (2 * LOAD - TILED))
+            if node in turn.tiles:
+                tile = turn.tiles[node]
+                turn.tiled -= int(products * (2 * LOAD - (TILED if tile.rows else LOAD + TILED)))
+        return weight
+
+    def _code(self, node: Node, read: Demands) -> int:
+        """Instructions that compute an element of a kept node."""
+        own = self.weights.own
+        return own(node) + sum(1 if self._held(n) else own(n) for n in read.nodes())
+
+    def _held(self, node: Node) -> bool:
+        return node in self.kept or node.op == "input"
+
+    def _tile(self, node: Node) -> Tile | None:
+        """How neighbouring slices can share the loads of a contraction."""
+        at, sizes = self._at(node), self.turn.slices.sizes
+        if not sizes:
+            return None
+        for side, place in enumerate(dot_position(node, at, counter("k", fold_length(node)))):
+            axes = self._axes_of(node.args[side], place)
+            if axes is None or len(sizes) - 1 in axes:
+                continue
+            spec, local = node.attr, [d for d, axis in enumerate(self.turn.slices.dims[node]) if axis is None]
+            batch, left = len(spec.lhs_batch), len(node.args[0].shape) - len(spec.lhs_contract)
+            own = range(batch, left) if side == 0 else range(left, len(node.shape))
+            if all(node.shape[d] == 1 for d in local if d < batch):
+                return Tile(side, tuple(i for i, d in enumerate(local) if d in own), not axes)
+        return None
+
+    def _axes_of(self, node: Node, at: Position) -> set[int] | None:
+        """Axes that the value of a node at an index depends on; None where that cannot be told."""
+        demands = Demands()
+        demands.add(node, at, 1)
+        found: set[int] = set()
+        for below in reversed(self.graph.nodes):
+            places = demands.at(below)
+            if not places:
+                continue
+            if None in places:
+                return None
+            if self._held(below) or below.op in ("iota", "gather", "dynamic_slice", "dynamic_update_slice"):
+                if below.op in ("gather", "dynamic_slice", "dynamic_update_slice"):
+                    return None
+                found.update(i for place in places for i in range(len(self.axes)) if _uses(place or (), self.axes[i]))
+            else:
+                _push(demands, below)
+        return found
 
     def _at(self, node: Node) -> Position:
         """The index of any element of a node in any slice; equal for nodes that have equal shapes within slices."""
@@ -190,12 +279,16 @@ class _Planner:
         return demands
 
     # -- phases --------------------------------------------------------------------------------------------------------
-    def _arrange(self, node: Node, read: Demands, reads: dict[Node, Demands]) -> None:
-        """Put a node into the last phase if that fits, else into one of its own."""
+    def _arrange(self, node: Node, read: Demands) -> None:
+        """Put a node into the last phase if that fits, else into one of its own.
+
+        A tile's code is written out for many elements, so that only short work joins a contraction of several results.
+        """
         shape, phases = self.turn.slices.local(node), self.turn.phases
         if phases and phases[-1].shape == shape:
             last = phases[-1].nodes
-            if all(read.at(n) <= {self._at(n)} for n in last):
+            tiled = self.turn.count(node) > 1 and any(n in self.turn.tiles for n in (node, *last))
+            if (not tiled or self._code(node, read) <= EPILOGUE) and all(read.at(n) <= {self._at(n)} for n in last):
                 last.append(node)
                 return
         phases.append(Phase([node], shape))
@@ -213,6 +306,12 @@ class _Planner:
                 if at and (i > number or (i == number and at != {self._at(state)})):
                     return False
         return self.turn.slices.dims[state] == self.turn.slices.dims[after]
+
+
+def _uses(place: Position, symbol: Index) -> bool:
+    """Whether an index depends on a symbol."""
+    atoms = {a for a, _ in symbol.terms}
+    return any(a in atoms or (a.base is not None and _uses((a.base,), symbol)) for i in place for a, _ in i.terms)
 
 
 def _push(demands: Demands, node: Node) -> None:

@@ -9,6 +9,7 @@ from .fuse import Decision, Fuser
 from .graph import Graph, Node
 from .groups import Group
 from .kernels import KernelCall
+from .lift import lift_from_loops
 from .limits import limits
 from .loop_fusion import how_fused, why_dispatched
 from .loops import simplify_loops
@@ -50,7 +51,10 @@ def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True, loops: boo
         fuse: False gives every operation a kernel of its own.
         loops: False dispatches every turn of a scan by itself.
     """
-    graph = split_large_reductions(simplify_loops(graph))
+    graph = simplify_loops(graph)
+    if fuse and loops:
+        graph = lift_from_loops(graph, lambda spec: why_dispatched(spec, library.caps) is None)
+    graph = split_large_reductions(graph)
     fuser = Fuser(graph, limits(library.caps), fuse)
     groups = [g for g in fuser.run() if g.outputs[0].size]
     units: list[tuple[list[KernelCall] | LoopCall, tuple[Node, ...], tuple[Node, ...]]] = []
@@ -62,12 +66,12 @@ def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True, loops: boo
         if node.op != "loop":
             continue
         picks = [n for n in graph.nodes if n.op == "pick" and n.args[0] is node]
-        refused = why_dispatched(node, library.caps) if fuse and loops else "kernels of loops are off"
+        refused = why_dispatched(node.attr, library.caps) if fuse and loops else "kernels of loops are off"
         if refused is None:
             group = Group("loop", picks, {node}, fuser.stored, anchor=node, number=len(groups))
             groups.append(group)
             units.append((library.calls(group), (node,), node.args))
-            decisions.append(Decision(node, "one kernel", how_fused(node, library.caps)))
+            decisions.append(Decision(node, "one kernel", how_fused(node.attr, library.caps)))
             continue
         decisions.append(Decision(node, "dispatched", refused))
         condition = node.attr.condition

@@ -17,16 +17,18 @@ from ..graph import Loop, Node
 from ..groups import Group
 from ..index import ZERO, Index, constant, counter, flatten, unflatten
 from ..limits import limits
-from ..phases import Phase, Turn, plan_turn
+from ..phases import Phase, Tile, Turn, plan_turn
 from ..pull import Guard, Position, Puller
 from ..tile import Value
 from ..traits import constant_array
 from ..dtypes import DTYPES
+from .loop_dot import SharedDot, join, rows_of, split
 from .writer import KernelCall, Writer, local_size, when
 
-LANES = {"cpu": 32}  # lanes that run at once; other kinds of device: MANY
+LANES = {"cpu": 16}  # lanes that run at once; other kinds of device: MANY
 MANY = 1 << 15
-SAVED = {"cpu": DISPATCH}  # lane operations, with all lanes at work, that take as long as a dispatch; others: DISPATCH * 64
+SAVED = {"cpu": DISPATCH // 16}  # operations of a lane that take as long as a dispatch; others: MORE
+MORE = 1 << 13
 TOGETHER = 256  # lanes of a workgroup that share a slice, at most
 UNROLLED = 64  # instructions of a turn that is worth writing out several times
 
@@ -53,24 +55,33 @@ def layout_of(turn: Turn, caps: DeviceCaps) -> Layout | str:
         return f"a turn has a chain of {turn.depth} nodes, and a kernel holds {bounds.depth}"
     count, everyone = turn.slices.count, LANES.get(caps.kind, MANY)
     width = shared_width(turn, caps)
-    apart = Layout(local_size(count, caps), together=False)
+    apart = Layout(_neighbours(turn, local_size(count, caps), caps), together=False)
     while apart.lanes > caps.subgroup_size and shared_bytes(turn, apart) > caps.shared_bytes:
         apart = Layout(apart.lanes // 2, together=False)
     together = Layout(width, together=True)
     best: tuple[float, Layout] | None = None
     for layout, lanes in ((apart, count), (together, count * min(width, turn.elements))):
-        time = turn.operations * count / min(lanes, everyone)
+        work = turn.tiled if layout is apart else turn.untiled
+        time = work * count / min(lanes, everyone)
         if shared_bytes(turn, layout) <= caps.shared_bytes and (best is None or time < best[0]):
             best = time, layout
     if best is None:
         return f"a slice of its state takes {shared_bytes(turn, together)} bytes, and a workgroup has {caps.shared_bytes}"
-    dispatched = turn.operations * count / everyone + SAVED.get(caps.kind, 64 * DISPATCH)
+    dispatched = turn.dispatched * count / everyone + SAVED.get(caps.kind, MORE) * max(1, turn.kernels)
     if best[0] > dispatched:
         return (
             f"{count} independent slices of {turn.elements} elements leave lanes idle: a turn takes {best[0]:.0f} operations, "
             f"{dispatched:.0f} when dispatched"
         )
     return best[1]
+
+
+def _neighbours(turn: Turn, lanes: int, caps: DeviceCaps) -> int:
+    """Lanes of a workgroup, so that contractions find their shared operand the same in all of them where that can be."""
+    if turn.slices.sizes and any(not tile.everywhere for tile in turn.tiles.values()):
+        while lanes > caps.subgroup_size and turn.slices.sizes[-1] % lanes:
+            lanes //= 2
+    return lanes
 
 
 def shared_width(turn: Turn, caps: DeviceCaps) -> int:
@@ -327,6 +338,9 @@ class _LoopKernel:
                     self.b.shared_store(home.number, self.cell(self._element(node, local), home.offset), value)
             self._store([(n, flatten((time, *at), pick.shape), v, pick) for n, at, v in values for pick in self.stacks.get(n, ())])
 
+        tiles = [] if self.layout.together else [n for n in phase.nodes if n in turn.tiles and self._same_in_lanes(turn.tiles[n])]
+        if tiles:
+            return self._tiled(puller, phase, tiles, visit)
         if phase.size > 1:
             self._each(phase.shape, visit)
             return self._barrier()
@@ -334,6 +348,50 @@ class _LoopKernel:
         visit((ZERO,) * len(phase.shape))
         if puller.shared_loads > before:  # all lanes computed the same, and what they read may be overwritten next
             self._barrier()
+
+    def _same_in_lanes(self, tile: Tile) -> bool:
+        return tile.everywhere or self.turn.slices.sizes[-1] % self.layout.lanes == 0
+
+    def _tiled(self, puller: _TurnPuller, phase: Phase, tiles: list[Node], visit: Visit) -> None:
+        """A phase with contractions whose operands lanes share: several elements at once along the shared operand's rows."""
+        b, turn = self.b, self.turn
+        rows = turn.tiles[tiles[0]].rows
+        own, others = split(phase.shape, rows)
+        most = max(1, min(self.limits.products // self.limits.step, self.limits.weight // (8 * max(1, phase.weight))))
+        count = prod(own)
+        width = rows_of(count, most)
+
+        def block(first: Index, size: int, other: Index) -> None:
+            def local(row: Index) -> Position:
+                return join(unflatten(row, own), unflatten(other, others), rows)
+
+            for node in tiles:
+                if turn.tiles[node].rows != rows:
+                    continue
+
+                def at(row: Index, node: Node = node) -> Position:
+                    return turn.position(node, self.axes, local(row))
+
+                dot = SharedDot(puller, self.caps, node, turn.tiles[node], at, self.writer.lane(self.caps.subgroup_size))
+                for i, value in enumerate(dot.rows(first, size)):
+                    puller.fix(node, flatten(at(first + i), node.shape), value)
+            for i in range(size):
+                visit(local(first + i))
+
+        def blocks(other: Index) -> None:
+            whole = count // width
+            if whole == 1:
+                block(ZERO, width, other)
+            else:
+                with b.loop(0, whole) as loop:
+                    block(counter("r", whole, loop.index) * width, width, other)
+            if count % width:
+                block(constant(whole * width), count % width, other)
+
+        if prod(others) == 1:
+            return blocks(ZERO)
+        with b.loop(0, prod(others)) as loop:
+            blocks(counter("c", prod(others), loop.index))
 
     # -- results -------------------------------------------------------------------------------------------------------
     def _store(self, results: Sequence[tuple[Node, Index, Value, Node]]) -> None:
