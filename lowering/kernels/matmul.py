@@ -21,7 +21,7 @@ from ..demand import Demands
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import ZERO, Index, constant, counter, unflatten
+from ..index import ZERO, Index, constant, counter, flatten, unflatten
 from ..limits import limits
 from ..pull import dot_position
 from ..tile import Value
@@ -269,7 +269,7 @@ class _Tile:
     def _follows(self, flat: Index) -> bool:
         """Whether the index algebra sees that outputs in an order of their own read the product at `flat`."""
         if not self.group.orders:
-            return True
+            return all(flatten(unflatten(flat, o.shape), o.shape) == flat for o in self.group.outputs)
         demands = Demands()
         for output in self.group.outputs:
             demands.add(output, unflatten(self.group.position(output, flat), output.shape), 1)
