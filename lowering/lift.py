@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from .graph import Graph, GraphBuilder, Loop, Node
 from .loops import copy_node
-from .stacking import ADD, Stacked, Stacker, liftable
+from .stacking import ADD, Stacked, Stacker, is_outer, liftable
 from .traits import FREE
 
 _HEAVY = frozenset(("dot", "reduce", "cumulative", "argsort"))
@@ -223,7 +223,7 @@ def _holding(graph: Graph, heavy: tuple[str, ...]) -> set[Node]:
     found: set[Node] = set()
     for node in graph.nodes:
         passes = node.op == "map" or node.op in FREE
-        if liftable(node) and (node.op in heavy or (passes and any(a in found for a in node.args))):
+        if liftable(node) and (node.op in heavy or (is_outer(node) and heavy == _MIXING) or (passes and any(a in found for a in node.args))):
             found.add(node)
     return found
 

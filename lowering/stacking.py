@@ -65,13 +65,36 @@ class Stacker:
                 (0, *_up(node.attr.lhs_contract)), (0, *_up(node.attr.rhs_contract)), _up(node.attr.lhs_batch), _up(node.attr.rhs_batch)
             )
             return builder.node("dot", (lhs, rhs), node.shape, node.dtype, spec)
+        if is_outer(node):
+            return self._sum_of_products(node)
         if op == "reduce" and node.attr.kind == "sum":
             arg = self.stack(node.args[0])
             return builder.node("reduce", (arg,), node.shape, node.dtype, Reduce("sum", (0, *_up(node.attr.axes))))
         return builder.node("reduce", (self.stack(node),), node.shape, node.dtype, Reduce("sum", (0,)))
 
+    def _sum_of_products(self, node: Node) -> Node:
+        """Outer products, summed over turns: a contraction of the factors."""
+        builder = self.builder
+        lhs, rhs = node.args
+        factors = [self.stack(a.args[0]) for a in node.args]
+        batch = [d for d in lhs.attr if d in rhs.attr]
+        free = [d for d in lhs.attr if d not in batch], [d for d in rhs.attr if d not in batch]
+        left, right = (tuple(arg.attr.index(d) + 1 for d in batch) for arg in node.args)
+        made = builder.dot(*factors, Dot((0,), (0,), left, right), node.dtype)
+        order = [*batch, *free[0], *free[1]]
+        return builder.transpose(made, tuple(order.index(d) for d in range(len(node.shape))))
+
     def _same(self, node: Node, args: Sequence[Node]) -> Node:
         return self.builder.node(node.op, args, node.shape, node.dtype, node.attr)
+
+
+def is_outer(node: Node) -> bool:
+    """Whether a node is a product of two smaller ones, each element of one with elements of the other."""
+    if node.op != "map" or node.attr.primitive != "mul" or any(a.op != "broadcast" for a in node.args):
+        return False
+    whole = all(a.args[0].shape[i] == node.shape[d] for a in node.args for i, d in enumerate(a.attr))
+    apart = all(set(a.attr) - set(b.attr) for a, b in (node.args, node.args[::-1]))
+    return whole and apart and set(node.args[0].attr) | set(node.args[1].attr) == set(range(len(node.shape)))
 
 
 def liftable(node: Node) -> bool:

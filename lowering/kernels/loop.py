@@ -15,7 +15,7 @@ from ...runtime.caps import DeviceCaps
 from ..cost import DISPATCH
 from ..graph import Loop, Node
 from ..groups import Group
-from ..index import ZERO, Index, constant, counter, flatten, unflatten
+from ..index import ZERO, Index, constant, counter, flatten, symbol, unflatten
 from ..limits import limits
 from ..phases import Phase, Tile, Turn, plan_turn
 from ..pull import Guard, Position, Puller
@@ -282,13 +282,13 @@ class _LoopKernel:
         return home
 
     # -- loops over elements -------------------------------------------------------------------------------------------
-    def _each(self, shape: tuple[int, ...], visit: Visit) -> None:
-        """Visit all elements of a slice: by this lane alone, or this lane's share of them."""
+    def _each(self, shape: tuple[int, ...], visit: Visit, weight: int = 1) -> None:
+        """Visit all elements of a slice: by this lane alone, or this lane's share of them; `weight` is that of a visit."""
         b, size = self.b, prod(shape)
         if not self.layout.together:
-            step = self.limits.stride if size % self.limits.stride == 0 else 1
+            step = self.limits.stride if size % self.limits.stride == 0 and weight < UNROLLED else 1
             with b.loop(0, size, step) as loop:
-                first = counter("e", size, loop.index)
+                first = symbol("e", 0, size - step, loop.index) if size > step else ZERO
                 for i in range(step):
                     visit(unflatten(first + i, shape))
             return
@@ -342,7 +342,7 @@ class _LoopKernel:
         if tiles:
             return self._tiled(puller, phase, tiles, visit)
         if phase.size > 1:
-            self._each(phase.shape, visit)
+            self._each(phase.shape, visit, phase.weight)
             return self._barrier()
         before = puller.shared_loads
         visit((ZERO,) * len(phase.shape))
@@ -357,7 +357,7 @@ class _LoopKernel:
         b, turn = self.b, self.turn
         rows = turn.tiles[tiles[0]].rows
         own, others = split(phase.shape, rows)
-        most = max(1, min(self.limits.products // self.limits.step, self.limits.weight // (8 * max(1, phase.weight))))
+        most = max(1, min(self.limits.products // self.limits.step, self.limits.weight // (4 * max(1, phase.weight))))
         count = prod(own)
         width = rows_of(count, most)
 
