@@ -7,6 +7,7 @@ else is computed where it is read. Kept values of one shape that read each other
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -17,6 +18,7 @@ from .graph import Graph, Loop, Map, Node, fold_length
 from .index import Index, counter, unflatten
 from .limits import Limits
 from .pull import Position, dot_position
+from .sharing import Tile, shared_by_elements, shared_by_slices, symbols_of
 from .slices import Slices, find_slices, state_dependent
 from .traits import FREE
 
@@ -40,21 +42,6 @@ class Phase:
         return prod(self.shape)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A contraction with an operand that neighbouring slices share, and so may load together.
-
-    Attributes:
-        side: number of that operand.
-        rows: dimensions of the result within a slice that are the operand's own.
-        everywhere: all slices share it, not only those that differ in the last axis.
-    """
-
-    side: int
-    rows: tuple[int, ...]
-    everywhere: bool
-
-
 @dataclass(eq=False)
 class Turn:
     """A turn of a scan, slice by slice.
@@ -66,8 +53,9 @@ class Turn:
         stored: kept nodes of several elements that later phases read.
         in_place: carried inputs whose next value may overwrite them element by element.
         tiles: contractions one of whose operands is the same in neighbouring slices.
+        lines: contractions one of whose operands is the same for neighbouring elements of a slice.
         weight: instructions of the code.
-        tiled, untiled: lane operations of a slice, with and without sharing loads.
+        tiled, untiled: lane operations of a slice, where lanes have a slice each, and where they share one.
         dispatched: the same where kernels of their own compute it.
         kernels: how many those would be.
         depth: longest chain of nodes computed where they are read.
@@ -79,6 +67,7 @@ class Turn:
     stored: set[Node] = field(default_factory=set)
     in_place: set[Node] = field(default_factory=set)
     tiles: dict[Node, Tile] = field(default_factory=dict)
+    lines: dict[Node, Tile] = field(default_factory=dict)
     weight: int = 0
     tiled: int = 0
     untiled: int = 0
@@ -153,9 +142,8 @@ class _Planner:
         turn.depth = self._keep()
         reads = {n: self._reads(n) for n in self.graph.nodes if n in self.kept}
         for node in reads:
-            tile = self._tile(node) if node.op == "dot" else None
-            if tile is not None:
-                turn.tiles[node] = tile
+            if node.op == "dot":
+                self._tiles(node)
         for node, read in reads.items():
             self._arrange(node, read)
         for node, read in reads.items():
@@ -175,17 +163,26 @@ class _Planner:
         work = turn.count(node) * (own(node) + STORE)
         work += sum(read.evaluations(n) * (LOAD if self._held(n) else own(n)) for n in read.nodes())
         turn.weight += weight
-        turn.untiled += work
-        turn.tiled += work
         turn.dispatched += work
+        turn.untiled += work - self._in_registers(node, read)
+        turn.tiled += work - self._in_registers(node, read)
         turn.kernels += node.op in ("reduce", "dot")
         if node.op == "dot":
             products = turn.count(node) * fold_length(node)
             turn.dispatched -= int(products * (2 * LOAD - TILED))
+            if node in turn.lines:
+                turn.untiled -= int(products * (LOAD - TILED))
             if node in turn.tiles:
                 tile = turn.tiles[node]
                 turn.tiled -= int(products * (2 * LOAD - (TILED if tile.rows else LOAD + TILED)))
         return weight
+
+    def _in_registers(self, node: Node, read: Demands) -> int:
+        """Part of this work that is loads and stores of values which a lane has in registers."""
+        outputs, states = self.graph.outputs[self.turn.spec.carries :], self.turn.states
+        own = STORE if self.turn.count(node) == 1 and node not in outputs else 0
+        held = (n for n in read.nodes() if (n in self.kept or n in states) and self.turn.count(n) == 1)
+        return own + sum(LOAD * read.evaluations(n) for n in held)
 
     def _code(self, node: Node, read: Demands) -> int:
         """Instructions that compute an element of a kept node."""
@@ -195,40 +192,24 @@ class _Planner:
     def _held(self, node: Node) -> bool:
         return node in self.kept or node.op == "input"
 
-    def _tile(self, node: Node) -> Tile | None:
-        """How neighbouring slices can share the loads of a contraction."""
-        at, sizes = self._at(node), self.turn.slices.sizes
-        if not sizes:
-            return None
-        for side, place in enumerate(dot_position(node, at, counter("k", fold_length(node)))):
-            axes = self._axes_of(node.args[side], place)
-            if axes is None or len(sizes) - 1 in axes:
-                continue
-            spec, local = node.attr, [d for d, axis in enumerate(self.turn.slices.dims[node]) if axis is None]
-            batch, left = len(spec.lhs_batch), len(node.args[0].shape) - len(spec.lhs_contract)
-            own = range(batch, left) if side == 0 else range(left, len(node.shape))
-            if all(node.shape[d] == 1 for d in local if d < batch):
-                return Tile(side, tuple(i for i, d in enumerate(local) if d in own), not axes)
-        return None
+    def _tiles(self, node: Node) -> None:
+        """Find how lanes can share the loads of a contraction: with a slice each, or with an element each of one slice."""
+        turn, at = self.turn, self._at(node)
 
-    def _axes_of(self, node: Node, at: Position) -> set[int] | None:
-        """Axes that the value of a node at an index depends on; None where that cannot be told."""
-        demands = Demands()
-        demands.add(node, at, 1)
-        found: set[int] = set()
-        for below in reversed(self.graph.nodes):
-            places = demands.at(below)
-            if not places:
-                continue
-            if None in places:
-                return None
-            if self._held(below) or below.op in ("iota", "gather", "dynamic_slice", "dynamic_update_slice"):
-                if below.op in ("gather", "dynamic_slice", "dynamic_update_slice"):
-                    return None
-                found.update(i for place in places for i in range(len(self.axes)) if _uses(place or (), self.axes[i]))
-            else:
-                _push(demands, below)
-        return found
+        def used(symbols: Sequence[Index]) -> Callable[[Node, Position], set[Index] | None]:
+            return lambda arg, place: symbols_of(self.graph, arg, place, symbols, self._held, _push)
+
+        if turn.slices.sizes:
+            tile = shared_by_slices(node, at, turn.slices.dims[node], self.axes, used(self.axes))
+            if tile is not None:
+                turn.tiles[node] = tile
+        shape = turn.slices.local(node)
+        if shape and shape[-1] > 1:
+            last = counter("l", shape[-1])
+            local = (*(counter("e", s) for s in shape[:-1]), last)
+            tile = shared_by_elements(node, turn.position(node, self.axes, local), used([last]))
+            if tile is not None:
+                turn.lines[node] = tile
 
     def _at(self, node: Node) -> Position:
         """The index of any element of a node in any slice; equal for nodes that have equal shapes within slices."""
@@ -306,12 +287,6 @@ class _Planner:
                 if at and (i > number or (i == number and at != {self._at(state)})):
                     return False
         return self.turn.slices.dims[state] == self.turn.slices.dims[after]
-
-
-def _uses(place: Position, symbol: Index) -> bool:
-    """Whether an index depends on a symbol."""
-    atoms = {a for a, _ in symbol.terms}
-    return any(a in atoms or (a.base is not None and _uses((a.base,), symbol)) for i in place for a, _ in i.terms)
 
 
 def _push(demands: Demands, node: Node) -> None:

@@ -17,7 +17,8 @@ from ..graph import Loop, Node
 from ..groups import Group
 from ..index import ZERO, Index, constant, counter, flatten, symbol, unflatten
 from ..limits import limits
-from ..phases import Phase, Tile, Turn, plan_turn
+from ..phases import Phase, Turn, plan_turn
+from ..sharing import Tile
 from ..pull import Guard, Position, Puller
 from ..tile import Value
 from ..traits import constant_array
@@ -29,6 +30,7 @@ LANES = {"cpu": 16}  # lanes that run at once; other kinds of device: MANY
 MANY = 1 << 15
 SAVED = {"cpu": DISPATCH // 16}  # operations of a lane that take as long as a dispatch; others: MORE
 MORE = 1 << 13
+WORTH = 0.9  # part of the time of dispatched turns below which a kernel of its own is worth compiling
 TOGETHER = 256  # lanes of a workgroup that share a slice, at most
 UNROLLED = 64  # instructions of a turn that is worth writing out several times
 
@@ -68,9 +70,9 @@ def layout_of(turn: Turn, caps: DeviceCaps) -> Layout | str:
     if best is None:
         return f"a slice of its state takes {shared_bytes(turn, together)} bytes, and a workgroup has {caps.shared_bytes}"
     dispatched = turn.dispatched * count / everyone + SAVED.get(caps.kind, MORE) * max(1, turn.kernels)
-    if best[0] > dispatched:
+    if best[0] > WORTH * dispatched:
         return (
-            f"{count} independent slices of {turn.elements} elements leave lanes idle: a turn takes {best[0]:.0f} operations, "
+            f"with {count} independent slices of {turn.elements} elements a turn takes a lane {best[0]:.0f} operations, and "
             f"{dispatched:.0f} when dispatched"
         )
     return best[1]
@@ -323,7 +325,13 @@ class _LoopKernel:
     def _phase(self, puller: _TurnPuller, phase: Phase, time: Index, kept: dict[Node, _Array]) -> None:
         homes, turn = puller.homes, self.turn
 
+        lines = [n for n in phase.nodes if self._in_line(n, phase)]
+
         def visit(local: Position) -> None:
+            for node in lines:
+                at = turn.position(node, self.axes, local)
+                (value,) = self._dot(puller, node, turn.lines[node], lambda row, at=at: at).rows(ZERO, 1)
+                puller.fix(node, flatten(at, node.shape), value)
             values = []
             for node in phase.nodes:
                 at = turn.position(node, self.axes, local)
@@ -349,6 +357,15 @@ class _LoopKernel:
         if puller.shared_loads > before:  # all lanes computed the same, and what they read may be overwritten next
             self._barrier()
 
+    def _dot(self, puller: _TurnPuller, node: Node, tile: Tile, at: Callable[[Index], Position]) -> SharedDot:
+        return SharedDot(puller, self.caps, node, tile, at, self.writer.lane(self.caps.subgroup_size))
+
+    def _in_line(self, node: Node, phase: Phase) -> bool:
+        """Whether all lanes of a subgroup are at elements that share an operand of a contraction."""
+        if not self.layout.together or node not in self.turn.lines or not self.caps.subgroup_ops:
+            return False
+        return phase.size % self.layout.lanes == 0 and phase.shape[-1] % self.caps.subgroup_size == 0
+
     def _same_in_lanes(self, tile: Tile) -> bool:
         return tile.everywhere or self.turn.slices.sizes[-1] % self.layout.lanes == 0
 
@@ -357,7 +374,8 @@ class _LoopKernel:
         b, turn = self.b, self.turn
         rows = turn.tiles[tiles[0]].rows
         own, others = split(phase.shape, rows)
-        most = max(1, min(self.limits.products // self.limits.step, self.limits.weight // (4 * max(1, phase.weight))))
+        most = self.limits.products // (2 * self.limits.step * len(self.turn.tiles))  # all of the kernel's tiles share the bound
+        most = max(1, min(most, self.limits.weight // (4 * max(1, phase.weight))))
         count = prod(own)
         width = rows_of(count, most)
 
@@ -372,8 +390,8 @@ class _LoopKernel:
                 def at(row: Index, node: Node = node) -> Position:
                     return turn.position(node, self.axes, local(row))
 
-                dot = SharedDot(puller, self.caps, node, turn.tiles[node], at, self.writer.lane(self.caps.subgroup_size))
-                for i, value in enumerate(dot.rows(first, size)):
+                values = self._dot(puller, node, turn.tiles[node], at).rows(first, size)
+                for i, value in enumerate(values):
                     puller.fix(node, flatten(at(first + i), node.shape), value)
             for i in range(size):
                 visit(local(first + i))

@@ -12,8 +12,8 @@ from ...runtime.caps import DeviceCaps
 from ..combine import State, combiner_of
 from ..graph import Node, fold_length
 from ..index import Index, constant, counter
-from ..phases import Tile
 from ..pull import Position, Puller, dot_position
+from ..sharing import Tile
 from ..tile import Value
 
 ROWS = 16  # results that share an element of the other operand

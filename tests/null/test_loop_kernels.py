@@ -158,6 +158,7 @@ LOOPS: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "one element": (diagonal, (normal(11) * 0.5, normal(11))),
     "rnn": (rnn, (normal(12, 12) * 0.3, normal(5, 12), normal(10, 12), normal(7, 10, 5))),
     "rnn of one row": (rnn, (normal(20, 20) * 0.3, normal(5, 20), normal(20), normal(7, 5))),
+    "rnn of one line": (rnn, (normal(16, 16) * 0.3, normal(5, 16), normal(1, 16), normal(7, 1, 5))),
     "lstm": (lstm, (normal(6, 24) * 0.3, normal(3, 24), normal(24), normal(6, 9, 3))),
     "delta rule": (delta_rule, KDA),
     "counting": (counting, (normal(5, 7),)),
@@ -299,7 +300,7 @@ REFUSED: dict[str, tuple[Function, tuple[Any, ...], str]] = {
     "too large": (
         lambda w, x: lax.scan(lambda h, v: (jnp.tanh(h @ w + v), None), x[0], x)[0],
         (normal(1024, 1024) * 0.01, normal(5, 1, 1024)),
-        "leave lanes idle",
+        "independent slices",
     ),
     "too much state": (
         lambda x: lax.scan(lambda c, v: (c[::-1] + v, None), jnp.zeros(9000), x)[0],
