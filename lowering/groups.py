@@ -39,11 +39,7 @@ class Group:
         """Readable kernel name: the operations that characterise it."""
         nodes = self.anchor.attr.body.nodes if self.anchor is not None and self.anchor.op == "loop" else self.members
         nodes = sorted(nodes, key=lambda n: n.number)
-        main = [
-            n
-            for n in nodes
-            if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")
-        ]
+        main = [n for n in nodes if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")]
         words = [f"{n.op}_{n.attr.kind}" if n.op in ("reduce", "scatter", "cumulative") else n.op for n in main]
         words += [n.attr.primitive for n in nodes if n.op == "map"][-2:]
         return "_".join(dict.fromkeys([self.kind, *words]))[:60]

@@ -91,9 +91,6 @@ class _Plan:
         self._find_sums()
         kept = [n for i, n in enumerate(self.graph.outputs[: spec.carries]) if i not in self.sums]
         self.needed = _below(kept)
-        for i in list(self.sums):
-            if self.graph.outputs[i] in self.needed:
-                del self.sums[i]
         for number in range(spec.carries, len(self.graph.outputs)):
             y = self.graph.outputs[number]
             lifted = self.holds[_MIXING if self.reductions else ("dot",)]
@@ -127,7 +124,7 @@ class _Plan:
             after = self.graph.outputs[i]
             if after.op != "map" or after.attr.primitive not in ADD or after.dtype not in _WIDE or state not in after.args:
                 continue
-            (summand,) = [a for a in after.args if a is not state] or [None]
+            summand = next((a for a in after.args if a is not state), None)
             alone = self.readers[state] == [after] and not self.readers.get(after) and self.graph.outputs.count(after) == 1
             if summand is not None and alone and self.graph.outputs.count(state) == 0 and summand in self.holds[_MIXING]:
                 self.sums[i] = summand
@@ -139,8 +136,8 @@ class _Plan:
         seen.add(node)
         if node in self.free:
             return
-        through = liftable(node) and node.op != "const" and (node.op in FREE or (node not in self.needed and node in self.holds[_MIXING]))
-        if not through:
+        lifted = node not in self.needed and node in self.holds[_MIXING]
+        if not liftable(node) or not (node.op in FREE or lifted):
             self.stacks[node] = None
             return
         for arg in node.args:
@@ -223,7 +220,8 @@ def _holding(graph: Graph, heavy: tuple[str, ...]) -> set[Node]:
     found: set[Node] = set()
     for node in graph.nodes:
         passes = node.op == "map" or node.op in FREE
-        if liftable(node) and (node.op in heavy or (is_outer(node) and heavy == _MIXING) or (passes and any(a in found for a in node.args))):
+        works = node.op in heavy or (heavy == _MIXING and is_outer(node))
+        if liftable(node) and (works or (passes and any(a in found for a in node.args))):
             found.add(node)
     return found
 

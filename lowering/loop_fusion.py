@@ -9,8 +9,8 @@ from .limits import limits
 from .phases import plan_turn
 
 _INSIDE = frozenset(
-    "input const iota map broadcast reshape transpose slice reverse pad window concat dynamic_slice dynamic_update_slice gather "
-    "reduce dot".split()
+    "input const iota map broadcast reshape transpose slice reverse pad window concat "
+    "dynamic_slice dynamic_update_slice gather reduce dot".split()
 )
 
 

@@ -299,4 +299,3 @@ def _push(demands: Demands, node: Node) -> None:
         left, right = (None, None) if at is None else dot_position(node, at, k)
         demands.add(node.args[0], left, evaluations)
         demands.add(node.args[1], right, evaluations)
-

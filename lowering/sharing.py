@@ -10,6 +10,7 @@ from .graph import Graph, Node, fold_length
 from .index import Index, counter
 from .pull import Position, dot_position
 
+Used = Callable[[Node, Position], set[Index] | None]
 _ANYWHERE = frozenset(("gather", "dynamic_slice", "dynamic_update_slice"))
 
 
@@ -28,9 +29,7 @@ class Tile:
     everywhere: bool = True
 
 
-def shared_by_slices(
-    node: Node, at: Position, dims: Sequence[int | None], axes: Sequence[Index], used: Callable[[Node, Position], set[Index] | None]
-) -> Tile | None:
+def shared_by_slices(node: Node, at: Position, dims: Sequence[int | None], axes: Sequence[Index], used: Used) -> Tile | None:
     """How slices that differ in the last axis share an operand of a contraction.
 
     Args:
@@ -49,7 +48,7 @@ def shared_by_slices(
     return None
 
 
-def shared_by_elements(node: Node, at: Position, used: Callable[[Node, Position], set[Index] | None]) -> Tile | None:
+def shared_by_elements(node: Node, at: Position, used: Used) -> Tile | None:
     """How elements of a slice that differ in the last dimension share one; `used`: whether a value depends on that."""
     for side, place in enumerate(dot_position(node, at, counter("k", fold_length(node)))):
         if used(node.args[side], place) == set():

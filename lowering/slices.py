@@ -69,7 +69,7 @@ def find_slices(spec: Loop, work: Callable[[Node], int]) -> Slices:
             _RULES.get(node.op, _cut_all)(ties, node)
     for node in nodes:
         ties.cut_diagonals(node)
-    order = sorted((n for n in states), key=lambda n: -n.size)  # so that neighbouring slices of the largest state are neighbours
+    order = sorted(states, key=lambda n: -n.size)  # neighbouring slices are neighbours in the largest state
     roots = list(dict.fromkeys(r for n in order for d in range(len(n.shape)) if (r := ties.axis(n, d)) is not None))
     roots = [r for r in roots if _shares_work(r, ties, graph, nodes, work)]
     numbers = {r: i for i, r in enumerate(roots)}

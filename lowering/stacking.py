@@ -62,7 +62,10 @@ class Stacker:
         if op == "dot":
             lhs, rhs = (self.stack(a) for a in node.args)
             spec = Dot(
-                (0, *_up(node.attr.lhs_contract)), (0, *_up(node.attr.rhs_contract)), _up(node.attr.lhs_batch), _up(node.attr.rhs_batch)
+                (0, *_up(node.attr.lhs_contract)),
+                (0, *_up(node.attr.rhs_contract)),
+                _up(node.attr.lhs_batch),
+                _up(node.attr.rhs_batch),
             )
             return builder.node("dot", (lhs, rhs), node.shape, node.dtype, spec)
         if is_outer(node):
@@ -76,11 +79,11 @@ class Stacker:
         """Outer products, summed over turns: a contraction of the factors."""
         builder = self.builder
         lhs, rhs = node.args
-        factors = [self.stack(a.args[0]) for a in node.args]
+        first, second = (self.stack(a.args[0]) for a in node.args)
         batch = [d for d in lhs.attr if d in rhs.attr]
         free = [d for d in lhs.attr if d not in batch], [d for d in rhs.attr if d not in batch]
         left, right = (tuple(arg.attr.index(d) + 1 for d in batch) for arg in node.args)
-        made = builder.dot(*factors, Dot((0,), (0,), left, right), node.dtype)
+        made = builder.dot(first, second, Dot((0,), (0,), left, right), node.dtype)
         order = [*batch, *free[0], *free[1]]
         return builder.transpose(made, tuple(order.index(d) for d in range(len(node.shape))))
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from ...runtime.caps import DeviceCaps
 from ..cost import DISPATCH
+from ..dtypes import DTYPES
 from ..graph import Loop, Node
 from ..groups import Group
 from ..index import ZERO, Index, constant, counter, flatten, symbol, unflatten
 from ..limits import limits
 from ..phases import Phase, Turn, plan_turn
-from ..sharing import Tile
 from ..pull import Guard, Position, Puller
+from ..sharing import Tile
 from ..tile import Value
 from ..traits import constant_array
-from ..dtypes import DTYPES
 from .loop_dot import SharedDot, join, rows_of, split
 from .writer import KernelCall, Writer, local_size, when
 
@@ -170,7 +171,7 @@ class _LoopKernel:
         state: State = {s: self._initial(s) for s in self.single}
         for s in self.spread:
             self.arrays[s] = self._array(s, 1 if s in self.turn.in_place else 2)
-            self._each(self.turn.slices.local(s), lambda at, s=s: self._keep(s, at, self._initial(s, at), b.i32(0)))
+            self._each(self.turn.slices.local(s), partial(self._keep_initial, s))
         for node in self.turn.stored - set(self.after.values()):
             self.arrays[node] = self._array(node, 1)
         self.initial = len(self.p.loads)  # loads before the first turn
@@ -264,8 +265,9 @@ class _LoopKernel:
             return place
         return b.op("add", b.op("mul", place, b.i32(self.layout.lanes)), self.p.index(self.lane))
 
-    def _keep(self, node: Node, local: Position, value: Value, offset: Value) -> None:
-        self.b.shared_store(self.arrays[node], self.cell(self._element(node, local), offset), value)
+    def _keep_initial(self, state: Node, local: Position) -> None:
+        cell = self.cell(self._element(state, local), self.b.i32(0))
+        self.b.shared_store(self.arrays[state], cell, self._initial(state, local))
 
     def _half(self, state: Node, t: Index) -> Value:
         """Where the value of a state before turn `t` is: values before and after a turn take turns in its array."""
@@ -324,13 +326,12 @@ class _LoopKernel:
 
     def _phase(self, puller: _TurnPuller, phase: Phase, time: Index, kept: dict[Node, _Array]) -> None:
         homes, turn = puller.homes, self.turn
-
         lines = [n for n in phase.nodes if self._in_line(n, phase)]
 
         def visit(local: Position) -> None:
             for node in lines:
                 at = turn.position(node, self.axes, local)
-                (value,) = self._dot(puller, node, turn.lines[node], lambda row, at=at: at).rows(ZERO, 1)
+                (value,) = self._dot(puller, node, turn.lines[node], partial(_constantly, at)).rows(ZERO, 1)
                 puller.fix(node, flatten(at, node.shape), value)
             values = []
             for node in phase.nodes:
@@ -340,13 +341,14 @@ class _LoopKernel:
                 values.append((node, at, value))
                 if phase.size == 1:
                     homes[node] = value
-            for node, at, value in values:
+            for node, _, value in values:
                 home = kept.get(node)
                 if home is not None:
                     self.b.shared_store(home.number, self.cell(self._element(node, local), home.offset), value)
-            self._store([(n, flatten((time, *at), pick.shape), v, pick) for n, at, v in values for pick in self.stacks.get(n, ())])
+            stacks = [(n, at, v, pick) for n, at, v in values for pick in self.stacks.get(n, ())]
+            self._store([(n, flatten((time, *at), pick.shape), v, pick) for n, at, v, pick in stacks])
 
-        tiles = [] if self.layout.together else [n for n in phase.nodes if n in turn.tiles and self._same_in_lanes(turn.tiles[n])]
+        tiles = [n for n in phase.nodes if self._same_in_lanes(n)]
         if tiles:
             return self._tiled(puller, phase, tiles, visit)
         if phase.size > 1:
@@ -366,7 +368,11 @@ class _LoopKernel:
             return False
         return phase.size % self.layout.lanes == 0 and phase.shape[-1] % self.caps.subgroup_size == 0
 
-    def _same_in_lanes(self, tile: Tile) -> bool:
+    def _same_in_lanes(self, node: Node) -> bool:
+        """Whether all lanes of a workgroup are at slices that share an operand of a contraction."""
+        tile = self.turn.tiles.get(node)
+        if tile is None or self.layout.together:
+            return False
         return tile.everywhere or self.turn.slices.sizes[-1] % self.layout.lanes == 0
 
     def _tiled(self, puller: _TurnPuller, phase: Phase, tiles: list[Node], visit: Visit) -> None:
@@ -374,7 +380,7 @@ class _LoopKernel:
         b, turn = self.b, self.turn
         rows = turn.tiles[tiles[0]].rows
         own, others = split(phase.shape, rows)
-        most = self.limits.products // (2 * self.limits.step * len(self.turn.tiles))  # all of the kernel's tiles share the bound
+        most = self.limits.products // (2 * self.limits.step * len(turn.tiles))  # a bound that the kernel's tiles share
         most = max(1, min(most, self.limits.weight // (4 * max(1, phase.weight))))
         count = prod(own)
         width = rows_of(count, most)
@@ -442,7 +448,8 @@ class _LoopKernel:
                 if s in state:
                     value = self._register(state[s])
                 else:
-                    value = b.shared_load(self.arrays[s], self.cell(self._element(s, local), self._half(s, constant(self.spec.length))))
+                    last = self._half(s, constant(self.spec.length))
+                    value = b.shared_load(self.arrays[s], self.cell(self._element(s, local), last))
                 self._store([(s, flatten(at, pick.shape), value, pick)])
 
             shape = turn.slices.local(s)
@@ -450,6 +457,10 @@ class _LoopKernel:
                 put((ZERO,) * len(shape))
             else:
                 self._each(shape, put)
+
+
+def _constantly(at: Position, _row: Index) -> Position:
+    return at
 
 
 class _TurnPuller(Puller):

@@ -34,8 +34,11 @@ class SharedDot:
         lane: of the subgroup.
     """
 
-    def __init__(self, puller: Puller, caps: DeviceCaps, node: Node, tile: Tile, at: Callable[[Index], Position], lane: Index) -> None:
-        self.p, self.b, self.caps, self.node, self.side, self.at, self.lane = puller, puller.b, caps, node, tile.side, at, lane
+    def __init__(
+        self, puller: Puller, caps: DeviceCaps, node: Node, tile: Tile, at: Callable[[Index], Position], lane: Index
+    ) -> None:
+        self.p, self.b, self.caps = puller, puller.b, caps
+        self.node, self.side, self.at, self.lane = node, tile.side, at, lane
         self.depth = fold_length(node)
         self.step = min(puller.limits.step, caps.subgroup_size, self.depth) if caps.subgroup_ops else 1
         self.combiner = combiner_of(node)
@@ -103,4 +106,3 @@ def join(own: Position, others: Position, rows: Sequence[int]) -> Position:
     """Index of which `own` lies in the dimensions `rows` and `others` in the others."""
     mine, rest = iter(own), iter(others)
     return tuple(next(mine) if d in rows else next(rest) for d in range(len(own) + len(others)))
-
