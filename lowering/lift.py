@@ -97,8 +97,7 @@ class _Plan:
             computed = y in self.free and y.op not in ("input", "const")
             if computed or (y not in self.needed and y in self.dependent and y in lifted):
                 self.after[number] = y
-        for node in (*self.sums.values(), *self.after.values()):
-            self._frontier(node, set())
+        self._find_stacks()
 
     @property
     def lifts(self) -> bool:
@@ -129,19 +128,20 @@ class _Plan:
             if summand is not None and alone and self.graph.outputs.count(state) == 0 and summand in self.holds[_MIXING]:
                 self.sums[i] = summand
 
-    def _frontier(self, node: Node, seen: set[Node]) -> None:
-        """Find what has to be stacked to compute a node after the scan."""
-        if node in seen:
-            return
-        seen.add(node)
-        if node in self.free:
-            return
-        lifted = node not in self.needed and node in self.holds[_MIXING]
-        if not liftable(node) or not (node.op in FREE or lifted):
-            self.stacks[node] = None
-            return
-        for arg in node.args:
-            self._frontier(arg, seen)
+    def _find_stacks(self) -> None:
+        """Find what has to be stacked to compute what is left for after the scan."""
+        seen: set[Node] = set()
+        waiting = [*self.sums.values(), *self.after.values()]
+        while waiting:
+            node = waiting.pop()
+            if node in seen or node in self.free:
+                continue
+            seen.add(node)
+            lifted = node not in self.needed and node in self.holds[_MIXING]
+            if liftable(node) and (node.op in FREE or lifted):
+                waiting.extend(node.args)
+            else:
+                self.stacks[node] = None
 
     # -- the scan that is left -----------------------------------------------------------------------------------------
     def remaining(self) -> Loop:

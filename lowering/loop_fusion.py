@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..runtime.caps import DeviceCaps
+from .cost import Weights
 from .graph import Loop
 from .kernels.loop import Layout, layout_of
 from .limits import limits
@@ -21,6 +22,10 @@ def why_dispatched(spec: Loop, caps: DeviceCaps) -> str | None:
     for inner in spec.body.nodes:
         if inner.op not in _INSIDE:
             return f"a turn holds {inner!r}, which has a schedule of its own"
+    weights, most = Weights(spec.body), limits(caps).weight
+    least = sum(weights.own(n) for n in spec.body.nodes)
+    if least > most:
+        return f"a turn takes {least} instructions or more, and a kernel holds {most}"
     layout = layout_of(plan_turn(spec, limits(caps)), caps)
     return None if isinstance(layout, Layout) else layout
 

@@ -31,16 +31,25 @@ class Stacker:
 
     def get(self, node: Node) -> Stacked:
         """The node outside; it must be `liftable` and rest on known nodes only."""
-        found = self.known.get(node)
-        if found is None:
-            args = [self.get(a) for a in node.args]
-            self.builder.source = node.source
-            if any(a.turns for a in args):
-                found = Stacked(_RULES[node.op](self, node, args), True)
-            else:
-                found = Stacked(self._same(node, [a.node for a in args]), False)
-            self.known[node] = found
-        return found
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            missing = [] if last in self.known else [a for a in last.args if a not in self.known]
+            waiting.extend(missing)
+            if not missing:
+                waiting.pop()
+                self._compute(last)
+        return self.known[node]
+
+    def _compute(self, node: Node) -> None:
+        if node in self.known:
+            return
+        args = [self.known[a] for a in node.args]
+        self.builder.source = node.source
+        if any(a.turns for a in args):
+            self.known[node] = Stacked(_RULES[node.op](self, node, args), True)
+        else:
+            self.known[node] = Stacked(self._same(node, [a.node for a in args]), False)
 
     def stack(self, node: Node) -> Node:
         """The node outside, with turns."""

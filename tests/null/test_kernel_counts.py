@@ -145,3 +145,30 @@ def test_model(title: str) -> None:
     program = report.PROGRAMS[title]()
     assert not report.movers(program), "a kernel that merely copies, casts, fills or transposes"
     assert len(report.kernels(program)) == report.stated()[title]
+
+
+def test_recurrences_are_kernels() -> None:
+    """A recurrence is one dispatch, an RNN another for its input projection; the gradient of its weights is no loop's business."""
+
+    def diagonal(a: jax.Array, x: jax.Array) -> Any:
+        def step(h: jax.Array, row: Any) -> Any:
+            h = row[0] * h + row[1]
+            return h, h
+
+        return lax.scan(step, jnp.zeros(x.shape[1:], x.dtype), (a, x))
+
+    def rnn(w: jax.Array, u: jax.Array, h: jax.Array, xs: jax.Array) -> Any:
+        def step(h: jax.Array, x: jax.Array) -> Any:
+            h = jnp.tanh(h @ w + x @ u)
+            return h, h
+
+        return lax.scan(step, h, xs)
+
+    def loss(*args: Any) -> jax.Array:
+        final, states = rnn(*args)
+        return jnp.sum(final**2) + jnp.sum(states**2)
+
+    assert count(diagonal, shape(256, 1024), shape(256, 1024)) == 1
+    args = shape(64, 64), shape(64, 64), shape(16, 64), shape(128, 16, 64)
+    assert count(rnn, *args) == 2
+    assert count(jax.grad(loss, (0, 1, 2, 3)), *args) <= 14
