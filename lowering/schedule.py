@@ -53,7 +53,8 @@ def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True, loops: boo
     """
     graph = simplify_loops(graph)
     if fuse and loops:
-        graph = lift_from_loops(graph, lambda spec: why_dispatched(spec, library.caps) is None)
+        lifted = lift_from_loops(graph, lambda spec: why_dispatched(spec, library.caps) is None)
+        graph = simplify_loops(lifted) if lifted is not graph else graph  # what came out may be a view that another scan reads
     graph = split_large_reductions(graph)
     fuser = Fuser(graph, limits(library.caps), fuse)
     groups = [g for g in fuser.run() if g.outputs[0].size]

@@ -148,7 +148,7 @@ def test_model(title: str) -> None:
 
 
 def test_recurrences_are_kernels() -> None:
-    """A recurrence is one dispatch, an RNN another for its input projection; the gradient of its weights is no loop's business."""
+    """A recurrence is one dispatch, an RNN has another for its input projection; gradients of weights are added outside."""
 
     def diagonal(a: jax.Array, x: jax.Array) -> Any:
         def step(h: jax.Array, row: Any) -> Any:
