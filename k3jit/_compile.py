@@ -46,6 +46,7 @@ def lower(closed: Any, caps: Any, name: str, donated: frozenset[int], *, use_cac
             checked=config.value("check"),
             fuse=config.value("fuse"),
             compact=config.value("compact"),
+            loops=config.value("loops"),
         )
         if key is not None:
             plan_cache.store(key, program)

@@ -115,6 +115,11 @@ _declare(
     keyed=True,
 )  # fmt: skip
 _declare(
+    "loops", _flag, True, "0 or 1",
+    "0 dispatches every turn of a scan by itself instead of making one kernel of the scan where its slices are independent.",
+    keyed=True,
+)  # fmt: skip
+_declare(
     "device", _text, None, "index, part of a name, or null",
     "Device used by default; `null` needs no Vulkan and interprets kernels. Default: discrete, integrated, virtual, cpu, in "
     "this order.",

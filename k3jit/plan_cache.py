@@ -55,7 +55,7 @@ def key(closed: Any, caps: Any, name: str, donated: frozenset[int]) -> str | Non
     if folder() is None:
         return None
     digest = hashlib.sha256()
-    settings = (config.value("check"), config.value("fuse"), config.value("compact"))
+    settings = tuple(config.value(setting) for setting in ("check", "fuse", "compact", "loops"))
     # What lowering reads of JAX's state: the layout of random bits, and what Python numbers are in rules written as functions.
     state: Any = jax.config
     traced = (state.jax_threefry_partitionable, state.jax_enable_x64)

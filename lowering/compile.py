@@ -33,6 +33,7 @@ def lower(
     checked: bool = False,
     fuse: bool = True,
     compact: bool = False,
+    loops: bool = True,
 ) -> Program:
     """Compile a closed jaxpr for devices with capabilities `caps`. Needs no device.
 
@@ -41,6 +42,7 @@ def lower(
         checked: verify the IR after each stage, run spirv-val, prove the barriers, and emit kernels that test every index.
         fuse: False gives every operation a kernel of its own, for comparison.
         compact: keep kernels short (see `limits`).
+        loops: False dispatches every turn of a scan by itself, for comparison.
 
     Raises:
         UnsupportedPrimitive, UnsupportedDtype: with the place in the user's code.
@@ -48,7 +50,7 @@ def lower(
     caps = replace(caps, compact=compact or caps.compact)
     with _lock:
         graph = build_graph(closed_jaxpr, missing(caps))
-        routine = schedule(graph, KernelLibrary(caps), fuse)
+        routine = schedule(graph, KernelLibrary(caps), fuse, loops)
         layout = Planner(caps).plan(routine)
         program = _link(name, routine, layout, caps, donated, checked)
     if checked:

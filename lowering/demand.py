@@ -36,6 +36,22 @@ class Demands:
     def evaluations(self, node: Node) -> int:
         return sum(self._at.get(node, {}).values())
 
+    def at(self, node: Node) -> set[Position | None]:
+        """All indices at which a node is read."""
+        return set(self._at.get(node, ()))
+
+    def count(self, node: Node, at: Position | None) -> int:
+        """Evaluations at one of these."""
+        return self._at[node][at]
+
+    def settle(self, node: Node, at: Position, evaluations: int) -> None:
+        """Forget who reads a node: it is computed at `at`, and they read what is kept of it."""
+        self._at[node] = {at: evaluations}
+
+    def drop(self, node: Node) -> None:
+        """Forget a node."""
+        del self._at[node]
+
     def single(self, node: Node) -> Index | None:
         """Row-major position, when there is exactly one."""
         known = self._at.get(node)

@@ -22,7 +22,10 @@ EPILOGUE_ARRAYS = 5  # arrays that the epilogue of a matrix product may read and
 
 @dataclass(frozen=True)
 class Decision:
-    """`action` is "inlined", "joined" (one more output of a kernel) or "stored" (a kernel of its own)."""
+    """`action` is "inlined", "joined" (one more output of a kernel) or "stored" (a kernel of its own).
+
+    Of a loop it is "one kernel" or "dispatched" (turn by turn).
+    """
 
     node: Node
     action: str

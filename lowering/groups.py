@@ -14,13 +14,13 @@ class Group:
     """What one kernel computes.
 
     Attributes:
-        kind: the schedule (a key of `kernels.SCHEDULES`): map row dot scatter cumulative argsort.
+        kind: the schedule (a key of `kernels.SCHEDULES`): map row dot scatter cumulative argsort loop.
         outputs: nodes it stores.
         members: every node it computes, outputs included; cheap nodes may be members of several groups.
         stored: all nodes of the program that live in memory.
         rows: for "row", how many rows; each output has rows * columns elements in row-major order.
         reduces: for "row", the reductions that a whole workgroup does together, producers first.
-        anchor: the node whose schedule this is (dot, scatter, cumulative, argsort), else None.
+        anchor: the node whose schedule this is (dot, scatter, cumulative, argsort, loop), else None.
         orders: for outputs that "map" and "dot" kernels do not visit in row-major order, where each visit belongs.
     """
 
@@ -37,13 +37,11 @@ class Group:
     @property
     def name(self) -> str:
         """Readable kernel name: the operations that characterise it."""
-        main = [
-            n
-            for n in sorted(self.members, key=lambda n: n.number)
-            if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")
-        ]
+        nodes = self.anchor.attr.body.nodes if self.anchor is not None and self.anchor.op == "loop" else self.members
+        nodes = sorted(nodes, key=lambda n: n.number)
+        main = [n for n in nodes if n.op in ("dot", "reduce", "scatter", "cumulative", "argsort", "gather")]
         words = [f"{n.op}_{n.attr.kind}" if n.op in ("reduce", "scatter", "cumulative") else n.op for n in main]
-        words += [n.attr.primitive for n in sorted(self.members, key=lambda n: n.number) if n.op == "map"][-2:]
+        words += [n.attr.primitive for n in nodes if n.op == "map"][-2:]
         return "_".join(dict.fromkeys([self.kind, *words]))[:60]
 
     def position(self, node: Node, at: Index) -> Index:

@@ -171,7 +171,7 @@ def _combine(sums: dict[Atom, int], const: int) -> Index:
         for other, factor in sums.items():
             if factor != k * divisor or other.kind == "sym":
                 continue
-            if other.kind == "div" and other.divisor == divisor and other.base == base:
+            if other.kind == "div" and base // divisor == Index(((other, 1),), 0):
                 rest = {a: c for a, c in sums.items() if a is not atom and a is not other}
                 return Index(tuple(sorted(rest.items(), key=_order)), const) + base * k
             if other.kind == "mod" and (base // divisor) == other.base:

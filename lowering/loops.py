@@ -39,7 +39,7 @@ def simplify_loops(graph: Graph) -> Graph:
         elif node.op == "loop" and node.attr.kind == "scan":
             results[node] = _scan(builder, node, [new[a] for a in node.args], wanted.get(node, {}))
         else:
-            new[node] = _copy(builder, node, [new[a] for a in node.args])
+            new[node] = copy_node(builder, node, [new[a] for a in node.args])
     return builder.finish([new[n] for n in graph.outputs])
 
 
@@ -52,7 +52,7 @@ def _read_by_loops(graph: Graph) -> set[Node]:
     return found
 
 
-def _copy(builder: GraphBuilder, node: Node, args: Sequence[Node]) -> Node:
+def copy_node(builder: GraphBuilder, node: Node, args: Sequence[Node]) -> Node:
     """The node on other arguments, never shared with an equal one: regions of rematerialisation stay apart."""
     copy = Node(node.op, tuple(args), node.shape, node.dtype, node.attr, node.source, len(builder.nodes))
     builder.nodes.append(copy)
@@ -70,7 +70,7 @@ def _scan(builder: GraphBuilder, node: Node, args: list[Node], wanted: dict[int,
     values = dict(zip(spec.body.inputs, inside, strict=True))
     for inner in spec.body.nodes:
         if inner.op != "input":
-            values[inner] = _copy(body, inner, [values[a] for a in inner.args])
+            values[inner] = copy_node(body, inner, [values[a] for a in inner.args])
     outputs = [values[n] for n in spec.body.outputs]
     kept: list[Node] = outputs[: spec.carries]
     numbers = [i for i in wanted if i >= spec.carries]

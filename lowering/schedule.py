@@ -9,7 +9,9 @@ from .fuse import Decision, Fuser
 from .graph import Graph, Node
 from .groups import Group
 from .kernels import KernelCall
+from .lift import lift_from_loops
 from .limits import limits
+from .loop_fusion import how_fused, why_dispatched
 from .loops import simplify_loops
 from .reuse import KernelLibrary
 from .split import split_large_reductions
@@ -42,24 +44,42 @@ class Routine:
     decisions: list[Decision]
 
 
-def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True) -> Routine:
-    """Cut `graph` into kernels, write them, and put them in an order that respects dependencies."""
-    graph = split_large_reductions(simplify_loops(graph))
+def schedule(graph: Graph, library: KernelLibrary, fuse: bool = True, loops: bool = True) -> Routine:
+    """Cut `graph` into kernels, write them, and put them in an order that respects dependencies.
+
+    Args:
+        fuse: False gives every operation a kernel of its own.
+        loops: False dispatches every turn of a scan by itself.
+    """
+    graph = simplify_loops(graph)
+    if fuse and loops:
+        lifted = lift_from_loops(graph, lambda spec: why_dispatched(spec, library.caps) is None)
+        graph = simplify_loops(lifted) if lifted is not graph else graph  # what came out may be a view that another scan reads
+    graph = split_large_reductions(graph)
     fuser = Fuser(graph, limits(library.caps), fuse)
     groups = [g for g in fuser.run() if g.outputs[0].size]
     units: list[tuple[list[KernelCall] | LoopCall, tuple[Node, ...], tuple[Node, ...]]] = []
     for group in groups:
         calls = library.calls(group)
         units.append((calls, tuple(group.outputs), tuple(r for call in calls for r in call.reads)))
+    decisions = fuser.decisions
     for node in graph.nodes:
-        if node.op == "loop":
-            condition = node.attr.condition
-            picks = [n for n in graph.nodes if n.op == "pick" and n.args[0] is node]
-            loop = LoopCall(
-                node, picks, schedule(node.attr.body, library, fuse), schedule(condition, library, fuse) if condition else None
-            )
-            units.append((loop, (node,), node.args))
-    return Routine(graph, groups, _order(units, library.caps.max_groups[0]), fuser.decisions)
+        if node.op != "loop":
+            continue
+        picks = [n for n in graph.nodes if n.op == "pick" and n.args[0] is node]
+        refused = why_dispatched(node.attr, library.caps) if fuse and loops else "kernels of loops are off"
+        if refused is None:
+            group = Group("loop", picks, {node}, fuser.stored, anchor=node, number=len(groups))
+            groups.append(group)
+            units.append((library.calls(group), (node,), node.args))
+            decisions.append(Decision(node, "one kernel", how_fused(node.attr, library.caps)))
+            continue
+        decisions.append(Decision(node, "dispatched", refused))
+        condition = node.attr.condition
+        body, test = (schedule(g, library, fuse, loops) if g else None for g in (node.attr.body, condition))
+        assert body is not None
+        units.append((LoopCall(node, picks, body, test), (node,), node.args))
+    return Routine(graph, groups, _order(units, library.caps.max_groups[0]), decisions)
 
 
 def _producer(node: Node) -> Node:

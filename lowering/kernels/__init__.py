@@ -8,6 +8,7 @@ from ...runtime.caps import DeviceCaps
 from ..groups import Group
 from .argsort import build_argsort
 from .cumulative import build_cumulative
+from .loop import build_loop
 from .map import build_map
 from .matmul import build_dot
 from .row import build_row
@@ -21,6 +22,7 @@ SCHEDULES: dict[str, Callable[[Group, DeviceCaps], KernelCall | list[KernelCall]
     "scatter": build_scatter,
     "cumulative": build_cumulative,
     "argsort": build_argsort,
+    "loop": build_loop,
 }
 
 

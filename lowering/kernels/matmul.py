@@ -12,8 +12,6 @@ own; outputs are evaluated from the accumulators. A product [batch, m, k] x [bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -23,13 +21,13 @@ from ..demand import Demands
 from ..dtypes import DTYPES
 from ..graph import Node
 from ..groups import Group
-from ..index import ZERO, Index, constant, counter, unflatten
+from ..index import ZERO, Index, constant, counter, flatten, unflatten
 from ..limits import limits
 from ..pull import dot_position
-from ..tile import Builder, Value
+from ..tile import Value
 from .map import build_map
 from .row import build_row
-from .writer import KernelCall, Writer
+from .writer import KernelCall, Writer, when
 
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0
@@ -168,7 +166,7 @@ class _Tile:
         self.rows = [self._line(self.first_row + i, self.row_count) for i in range(s.rows)]
         self.columns = [self._line(first_column + j * self.width, self.column_count) for j in range(s.columns)]
         sums = self._contract()
-        with _when(b, surplus):
+        with when(b, surplus):
             self._store(sums)
         return self.writer.finish(self.width * s.subgroups, grid)
 
@@ -274,7 +272,7 @@ class _Tile:
     def _store(self, sums: list[list[Value]]) -> None:
         b, p, swap = self.b, self.p, self.schedule.swap
         for row, line_sums in zip(self.rows, sums, strict=True):
-            with _when(b, row.inside):
+            with when(b, row.inside):
                 for column, total in zip(self.columns, line_sums, strict=True):
                     m, n = (column.at, row.at) if swap else (row.at, column.at)
                     flat = self.batch * (self.m * self.n) + m * self.n + n
@@ -282,26 +280,16 @@ class _Tile:
                         flat = counter("e", self.dot.size, p.index(flat))
                     p.fix(self.dot, flat, total)
                     places = [(o, self.group.position(o, flat)) for o in self.group.outputs]
-                    with _when(b, column.inside):
+                    with when(b, column.inside):
                         self.writer.store([(o, place, p.value(o, unflatten(place, o.shape))) for o, place in places])
 
     def _follows(self, flat: Index) -> bool:
         """Whether the index algebra sees that outputs in an order of their own read the product at `flat`."""
         if not self.group.orders:
-            return True
+            return all(flatten(unflatten(flat, o.shape), o.shape) == flat for o in self.group.outputs)
         demands = Demands()
         for output in self.group.outputs:
             demands.add(output, unflatten(self.group.position(output, flat), output.shape), 1)
         for node in sorted(self.group.members - {self.dot}, key=lambda n: -n.number):
             demands.push(node)
         return demands.single(self.dot) == flat
-
-
-@contextmanager
-def _when(b: Builder, condition: Value | None) -> Iterator[None]:
-    """Emit under a condition; None: unconditionally."""
-    if condition is None:
-        yield
-    else:
-        with b.branch(condition):
-            yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...runtime.caps import DeviceCaps
@@ -116,6 +117,16 @@ class Writer:
             for written, to in self._written.items()
             if at == to and len(at) == 1 and read.size == written.size and last[read] < self._loaded[written]
         )
+
+
+@contextmanager
+def when(b: Builder, condition: Value | None) -> Iterator[None]:
+    """Emit under a condition; None: unconditionally."""
+    if condition is None:
+        yield
+    else:
+        with b.branch(condition):
+            yield
 
 
 def round_up(value: int, multiple: int) -> int:

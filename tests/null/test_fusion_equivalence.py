@@ -42,6 +42,8 @@ def all_ways(function: Callable[..., Any], args: tuple[Any, ...], tolerance: flo
     compare(fused, flat(jax.jit(function)(*args)), tolerance, floor)
     compare(apart, fused, tolerance, floor)
     compare(short, fused, tolerance, floor)
+    turns, _ = interpreted(function, args, loops=False)
+    compare(turns, fused, tolerance, floor)
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))

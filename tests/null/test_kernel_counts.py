@@ -26,9 +26,9 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, np.float32)
 
 
-def count(function: Callable[..., Any], *args: Any, donate: int = 0) -> int:
+def count(function: Callable[..., Any], *args: Any, donate: int = 0, **options: bool) -> int:
     """Dispatches of `function`; transfer and fill commands do not exist in a plan."""
-    program = report.program_of(function, *args, donate=donate)
+    program = report.program_of(function, *args, donate=donate, **options)
     assert not report.movers(program)
     return len(report.kernels(program))
 
@@ -127,14 +127,16 @@ def test_scan_copies_nothing() -> None:
         return lax.scan(body, jnp.zeros((3, 3)), rows)
 
     x, w = shape(turns, 3, 3), shape(3, 3)
-    assert count(lambda x, w: loop(x, w)[0], x, w) == turns
+    assert count(lambda x, w: loop(x, w)[0], x, w, loops=False) == turns
+    assert count(lambda x, w: loop(x, w)[0], x, w) == 1
 
     def loss(x: jax.Array, w: jax.Array) -> jax.Array:
         final, (states, *_) = loop(x, w)
         return jnp.sum(final) + jnp.sum(states**2)
 
-    program = report.program_of(jax.grad(loss, (0, 1)), x, w)
-    assert not report.movers(program)
+    for loops in (True, False):
+        program = report.program_of(jax.grad(loss, (0, 1)), x, w, loops=loops)
+        assert not report.movers(program)
 
 
 @pytest.mark.parametrize("title", list(report.PROGRAMS))
@@ -143,3 +145,30 @@ def test_model(title: str) -> None:
     program = report.PROGRAMS[title]()
     assert not report.movers(program), "a kernel that merely copies, casts, fills or transposes"
     assert len(report.kernels(program)) == report.stated()[title]
+
+
+def test_recurrences_are_kernels() -> None:
+    """A recurrence is one dispatch, an RNN has another for its input projection; gradients of weights are added outside."""
+
+    def diagonal(a: jax.Array, x: jax.Array) -> Any:
+        def step(h: jax.Array, row: Any) -> Any:
+            h = row[0] * h + row[1]
+            return h, h
+
+        return lax.scan(step, jnp.zeros(x.shape[1:], x.dtype), (a, x))
+
+    def rnn(w: jax.Array, u: jax.Array, h: jax.Array, xs: jax.Array) -> Any:
+        def step(h: jax.Array, x: jax.Array) -> Any:
+            h = jnp.tanh(h @ w + x @ u)
+            return h, h
+
+        return lax.scan(step, h, xs)
+
+    def loss(*args: Any) -> jax.Array:
+        final, states = rnn(*args)
+        return jnp.sum(final**2) + jnp.sum(states**2)
+
+    assert count(diagonal, shape(256, 1024), shape(256, 1024)) == 1
+    args = shape(64, 64), shape(64, 64), shape(16, 64), shape(128, 16, 64)
+    assert count(rnn, *args) == 2
+    assert count(jax.grad(loss, (0, 1, 2, 3)), *args) <= 14

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from k3jit.lowering.index import Atom, Index, constant, flatten, symbol, unflatten
+from k3jit.lowering.index import Atom, Index, constant, counter, flatten, symbol, unflatten
 
 
 def value(index: Index, env: dict[Atom, int]) -> int:
@@ -56,3 +56,15 @@ def test_rows_of_a_reshaped_array_are_recognised():
     flat = symbol("i", 0, 3 * 5 * 7 - 1)
     i, j, k = unflatten(flat, (3, 5, 7))
     assert flatten((flatten((i, j), (3, 5)), k), (15, 7)) == flat
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+def test_position_in_a_tile_is_recognised(a, b, rows, columns, row_tiles, column_tiles):
+    """A tile of rows x columns in a matrix whose rows have two dimensions: flat positions come back unchanged."""
+    tile = counter("t", a * b * row_tiles * column_tiles)
+    row_tile, column_tile = unflatten(tile, (a * b * row_tiles, column_tiles))
+    lane = counter("lane", columns)
+    width = columns * column_tiles
+    flat = (row_tile * rows + rows - 1) * width + column_tile * columns + lane
+    shape = (a, b * row_tiles * rows, width)
+    assert flatten(unflatten(flat, shape), shape) == flat
