@@ -1,7 +1,7 @@
 # Everything here can be run again and again, in any order. `make setup` stands behind the others.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test checked validate lint docs clean distclean
+.PHONY: help setup layer demo test checked validate lint docs clean distclean
 
 PYTHON_IN_VENV := .venv/bin/python
 # Under `sudo make` this gives root's rights up first, so that files stay the caller's.
@@ -29,22 +29,25 @@ help:
 setup:
 	@tools/setup.sh
 
+# The tests ask the validation layer too.
+layer:
+	@tools/setup.sh --layer
+
 demo: setup
 	@$(AS_OWNER) .venv/bin/k3jit train --out "$$OUT" $${TEXT:+--text "$$TEXT"} $${STEPS:+--steps "$$STEPS"} $${SEED:+--seed "$$SEED"}
 	@$(AS_OWNER) .venv/bin/k3jit generate "$$OUT" --prompt "$$PROMPT" --tokens "$$TOKENS"
 
-test: setup
+test: layer
 	@$(PYTEST) $(PYTEST_ARGS) tests
 
-checked: setup
+checked: layer
 	@K3JIT_CHECK=1 $(PYTEST) $(PYTEST_ARGS) tests
 
-# GPU-assisted validation multiplies the code of a kernel, and compile time on the CPU grows with its square. So that part runs
-# without fusion and without whole training steps but one small one; the last two variables concern Mesa's CPU driver only.
-validate: setup
+# GPU-assisted validation multiplies the code of a kernel, and compile time on the CPU grows with its square: hence short kernels.
+# The last two variables concern Mesa's CPU driver only.
+validate: layer
 	@K3JIT_VALIDATE=core,sync $(PYTEST) $(PYTEST_ARGS) tests
-	@K3JIT_VALIDATE=gpu K3JIT_FUSE=0 LP_NATIVE_VECTOR_WIDTH=128 GALLIVM_PERF=nopt $(PYTEST) $(PYTEST_ARGS) \
-		tests/device tests/memory --ignore=tests/device/test_no_xla.py --ignore=tests/memory/test_step_leaks.py
+	@K3JIT_VALIDATE=gpu K3JIT_COMPACT=1 LP_NATIVE_VECTOR_WIDTH=128 GALLIVM_PERF=nopt $(PYTEST) $(PYTEST_ARGS) tests
 
 lint:
 	@tools/setup.sh dev

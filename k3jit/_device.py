@@ -10,7 +10,7 @@ import numpy as np
 
 from . import config
 from .errors import NoDevice, UnsupportedDtype
-from .lowering.dtypes import DTYPES, name_of
+from .lowering.dtypes import DTYPES, missing, name_of
 
 counters = {"uploads": 0, "host_reads": 0, "eager_transfers": 0, "traces": 0, "compiles": 0, "calls": 0}
 """What happened in this process so far; `k3jit.debug.counters()` gives a copy."""
@@ -89,7 +89,7 @@ def element_bytes(device: Any, dtype: np.dtype) -> int:
     if narrow is None:
         narrow = _narrow[device] = frozenset(device.caps.storage)
     name = name_of(dtype)
-    if name is None:
+    if name is None or name in missing(device.caps):
         raise UnsupportedDtype(unsupported_dtype(dtype))
     return DTYPES[name].storage_bytes(narrow)
 
@@ -97,8 +97,9 @@ def element_bytes(device: Any, dtype: np.dtype) -> int:
 def unsupported_dtype(dtype: Any) -> str:
     """Sentence for an element type that no kernel holds."""
     return (
-        f"{np.dtype(dtype).name} arrays cannot live on a Vulkan device; k3jit computes with "
-        f"{', '.join(d.numpy.name for d in DTYPES.values())}. Convert the array first, for instance with .astype(jnp.float32)."
+        f"{np.dtype(dtype).name} arrays cannot live on this Vulkan device; k3jit computes with "
+        f"{', '.join(d.numpy.name for d in DTYPES.values())}, those of 64 bits where the device does. Convert the array "
+        "first, for instance with .astype(jnp.float32)."
     )
 
 

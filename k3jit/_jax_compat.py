@@ -7,6 +7,7 @@ device array is made; importing this file changes nothing in JAX.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,11 @@ def install(cls: type, aval: Callable[[Any], Any], to_host: Callable[[Any], np.n
     require()
 
     def shard(values: Sequence[Any], shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
-        return _SHARD_ARGS(shardings, layouts, copy_semantics, [to_host(v) for v in values])
+        hosts = [to_host(v) for v in values]
+        # An array made under x64 keeps its type where that is off now: JAX's own do.
+        wide = any(host.dtype.itemsize == 8 for host in hosts)
+        with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            return _SHARD_ARGS(shardings, layouts, copy_semantics, hosts)
 
     _AVALS[cls] = aval
     _CANONICALIZE(cls, None)

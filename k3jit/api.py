@@ -18,6 +18,7 @@ import numpy as np
 
 from . import _compile, _device, _dump, _jax_compat, config, primitive
 from .array import Array, Signature, host_value
+from .errors import UnsupportedDtype
 
 _settings: Any = jax.config
 _tree_flatten = jax.tree_util.tree_flatten
@@ -127,6 +128,7 @@ class Jitted:
             bare = (key[0], tuple([s.bare for s in signature]), *key[2:])
             traced = self._traced.get(bare)
             if traced is None:
+                _check_wide(signature, self._name)
                 if config.value("explain_cache_misses"):
                     _dump.say(f"{self._name} is traced: {self._explain(bare)}")
                 traced = self._make(args, kwargs, tree, [s.struct() for s in signature])
@@ -348,6 +350,17 @@ def _extended(dtype: Any) -> bool:
 @functools.lru_cache(256)
 def _canonical(dtype: np.dtype, x64: bool) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _check_wide(signature: list[Signature], name: str) -> None:
+    """Raise where JAX would trace an array of 64 bits as one of 32, which is not what its buffer holds."""
+    x64 = bool(_settings.jax_enable_x64)
+    for number, sig in enumerate(signature):
+        if not _extended(sig.dtype) and _canonical(sig.dtype, x64) != sig.dtype:
+            raise UnsupportedDtype(
+                f"{name}: argument {number} is a device array {sig}, made under jax_enable_x64, which is off now. Call inside "
+                "jax.enable_x64(True), or convert the array there."
+            )
 
 
 def _python_int() -> Signature:

@@ -220,19 +220,18 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 # -- inspect -------------------------------------------------------------------------------------------------------------
-_SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "u32": "uint32", "i8": "int8", "u8": "uint8"}
-
-
 def parse_shape(text: str) -> Any:
-    """A ShapeDtypeStruct from text such as f32[64,256], bool[] or int16[3]."""
+    """A ShapeDtypeStruct from text such as f32[64,256], bool[] or int16[3]. Types of 64 bits count with JAX_ENABLE_X64=1."""
     import jax
     import jax.numpy as jnp
+
+    from .lowering.dtypes import DTYPES
 
     name, bracket, rest = text.partition("[")
     if not bracket or not rest.endswith("]"):
         raise ValueError(f"{text!r} is not a type such as f32[64,256]")
     sizes = tuple(int(size) for size in rest[:-1].split(",") if size.strip())
-    return jax.ShapeDtypeStruct(sizes, jnp.dtype(_SHORT.get(name, name)))
+    return jax.ShapeDtypeStruct(sizes, DTYPES[name].numpy if name in DTYPES else jnp.dtype(name))
 
 
 def load_function(target: str) -> Any:

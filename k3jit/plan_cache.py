@@ -56,7 +56,10 @@ def key(closed: Any, caps: Any, name: str, donated: frozenset[int]) -> str | Non
         return None
     digest = hashlib.sha256()
     settings = tuple(config.value(name) for name in ("check", "fuse", "compact", "loops"))
-    digest.update(repr((compiler_version(), caps.to_json(), name, sorted(donated), settings)).encode())
+    # What lowering reads of JAX's state: the layout of random bits, and what Python numbers are in rules written as functions.
+    state: Any = jax.config
+    traced = (state.jax_threefry_partitionable, state.jax_enable_x64)
+    digest.update(repr((compiler_version(), caps.to_json(), name, sorted(donated), settings, traced)).encode())
     digest.update(canonical(closed).encode())
     return digest.hexdigest()
 

@@ -18,7 +18,7 @@ from .api import jit
 __all__ = ["Example", "arrays", "assert_matches_jax", "check_grads", "programs"]
 
 # One rounding of the type, times the room that reordered sums and own elementary functions need.
-TOLERANCES: dict[str, float] = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+TOLERANCES: dict[str, float] = {"float64": 1e-13, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
 def assert_matches_jax(
@@ -176,7 +176,7 @@ def arrays(dtype: Any, shape: Any, *, specials: bool = True) -> Any:
         elements = st.integers(low, high)
     else:
         smallest = float(jnp.finfo(kind).tiny)
-        elements = st.floats(-4.0, 4.0, width=32).map(lambda x: 0.0 if abs(x) < smallest else x)
+        elements = st.floats(-4.0, 4.0, width=64 if kind == np.float64 else 32).map(lambda x: 0.0 if abs(x) < smallest else x)
         if specials:
             largest = float(jnp.finfo(kind).max)
             elements = st.one_of(elements, st.sampled_from((*_SPECIALS, largest, -largest)))
@@ -238,11 +238,12 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def programs(max_ops: int = 12) -> Any:
+def programs(max_ops: int = 12, dtype: Any = jnp.float32) -> Any:
     """A hypothesis strategy of well-typed random JAX programs with their inputs (`Example`).
 
     Args:
         max_ops: most operations in one program.
+        dtype: type of the inputs; float64 has to be drawn under x64.
     """
     from hypothesis import strategies as st
 
@@ -250,7 +251,7 @@ def programs(max_ops: int = 12) -> Any:
     def example(draw: Any) -> Example:
         count = draw(st.integers(1, 3))
         shapes = st.lists(st.sampled_from([1, 2, 3, 5, 8, 17]), min_size=0, max_size=3).map(tuple)
-        args = tuple(draw(arrays(jnp.float32, draw(shapes), specials=False)) for _ in range(count))
+        args = tuple(draw(arrays(dtype, draw(shapes), specials=False)) for _ in range(count))
         known = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
         steps: list[tuple[str, tuple[int, ...]]] = []
         for _ in range(draw(st.integers(1, max_ops))):

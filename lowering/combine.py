@@ -7,11 +7,11 @@ than f32 are summed in f32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import scalar
-from .dtypes import DTYPES
+from .dtypes import DTYPES, FLOATS
 from .errors import UnsupportedPrimitive
 from .graph import Graph, Node
 from .tile import Builder, Value
@@ -32,6 +32,7 @@ class Combiner:
         step: (builder, state, elements, position) -> state.
         merge: (builder, earlier state, later state) -> state.
         finish: (builder, state) -> value.
+        rounds: each step of a long fold rounds, so that a sum of the sums of blocks is more exact.
     """
 
     types: tuple[str, ...]
@@ -39,6 +40,7 @@ class Combiner:
     step: Callable[[Builder, State, State, Value], State]
     merge: Callable[[Builder, State, State], State]
     finish: Callable[[Builder, State], Value]
+    rounds: bool = False
 
 
 def combiner_of(node: Node) -> Combiner:
@@ -65,6 +67,7 @@ def simple(kind: str, dtype: str) -> Combiner:
         lambda b, state, element, _: merge(b, state, element),
         merge,
         lambda b, state: scalar.narrow(b, state[0], dtype),
+        kind == "sum" and DTYPES[dtype].kind == "f",
     )
 
 
@@ -76,12 +79,12 @@ def _products(node: Node) -> Combiner:
         left, right = (v if v.dtype == compute else b.op("convert", v, attr=compute) for v in pair)
         if compute == "bool":
             return (b.op("or", state[0], b.op("and", left, right)),)
-        if compute == "f32":
+        if compute in FLOATS:
             return (b.op("fma", left, right, state[0]),)
         return (b.op("add", state[0], b.op("mul", left, right)),)
 
     base = simple("or" if compute == "bool" else "sum", dtype)
-    return Combiner(base.types, base.identity, step, base.merge, base.finish)
+    return replace(base, step=step)
 
 
 def _arg_extreme(node: Node) -> Combiner:
@@ -96,7 +99,7 @@ def _arg_extreme(node: Node) -> Combiner:
             va, vb = (b.op("convert", v, attr="i32") for v in (va, vb))
         better = b.op("lt", va, vb) if largest else b.op("lt", vb, va)
         same = b.op("eq", va, vb)
-        if compute == "f32":
+        if compute in FLOATS:
             nan_a, nan_b = b.op("ne", va, va), b.op("ne", vb, vb)
             better = b.op("or", better, b.op("and", nan_b, b.op("not", nan_a)))
             same = b.op("or", same, b.op("and", nan_a, nan_b))

@@ -10,6 +10,7 @@ from typing import Any
 from ..runtime.caps import DeviceCaps
 from . import hazards, memory
 from .desugar import build_graph
+from .dtypes import missing
 from .emit import emit
 from .graph import Graph
 from .plan import Launch, Layout, Memory, Place, Planner, Repeat
@@ -48,7 +49,7 @@ def lower(
     """
     caps = replace(caps, compact=compact or caps.compact)
     with _lock:
-        graph = build_graph(closed_jaxpr)
+        graph = build_graph(closed_jaxpr, missing(caps))
         routine = schedule(graph, KernelLibrary(caps), fuse, loops)
         layout = Planner(caps).plan(routine)
         program = _link(name, routine, layout, caps, donated, checked)

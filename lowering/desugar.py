@@ -14,23 +14,27 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from . import rules as _rules  # noqa: F401  (registers all rules)
+from .dtypes import DTYPES
 from .errors import LoweringError, UnsupportedDtype, UnsupportedPrimitive
 from .graph import Graph, GraphBuilder, Map, Node
 from .registry import Refusal, Rule, RuleContext, is_key, physical, rules, user_location
 from .scalar import scalar_rules
 
 
-def build_graph(closed: ClosedJaxpr) -> Graph:
+def build_graph(closed: ClosedJaxpr, missing: frozenset[str] = frozenset()) -> Graph:
     """Lower a closed jaxpr; inputs and outputs of the graph are those of the jaxpr, in order.
 
     Typed keys become u32[..., 2] and float0 becomes bool. Dead code is dropped first.
 
+    Args:
+        missing: element types that the device has not.
+
     Raises:
         UnsupportedPrimitive: names every primitive of the program that has no lowering.
-        UnsupportedDtype: a value has a dtype that no kernel can hold.
+        UnsupportedDtype: a value has a dtype that no kernel of the device can hold.
     """
     with _no_collection():
-        return _build(closed)
+        return _build(closed, missing)
 
 
 @contextmanager
@@ -45,9 +49,9 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _build(closed: ClosedJaxpr) -> Graph:
+def _build(closed: ClosedJaxpr, missing: frozenset[str]) -> Graph:
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    _check(jaxpr)
+    _check(jaxpr, missing)
     refusals: list[tuple[Any, str]] = []
     frame = Frame(GraphBuilder(), None, refusals)
     outputs = frame.run(jaxpr, closed.consts, frame.inputs(v.aval for v in jaxpr.invars))
@@ -172,7 +176,8 @@ _FOLDED: dict[str, Any] = {
 def _fold(name: str, arrays: list[np.ndarray], dtype: str) -> np.ndarray | None:
     """Value of an operation on scalar constants where NumPy is exact and defined; None elsewhere."""
     if name == "convert_element_type":
-        if arrays[0].dtype.kind in "biu" or dtype in ("f32", "bf16", "f16"):
+        twice = arrays[0].dtype == np.float64 and dtype in ("bf16", "f16")  # NumPy would round to f32 on the way
+        if arrays[0].dtype.kind in "biu" or (DTYPES[dtype].kind == "f" and not twice):
             return arrays[0]  # GraphBuilder.const converts; integers wrap
         return None
     function = _FOLDED.get(name)
@@ -198,13 +203,13 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 stack.extend(jaxprs_in_params(equation.params))
 
 
-def _check(jaxpr: Any) -> None:
+def _check(jaxpr: Any, lacking: frozenset[str]) -> None:
     """Raise where a primitive or a dtype of the program has no lowering, naming all of them at once."""
     missing: list[Any] = []
     dtype_at = ""
     for variable in (*jaxpr.invars, *jaxpr.constvars):
         if not dtype_at:
-            dtype_at = _bad_dtype(variable.aval, "an argument or captured array")
+            dtype_at = _bad_dtype(variable.aval, lacking, "an argument or captured array")
     for equation in equations(jaxpr):
         name = equation.primitive.name
         if name not in rules and name not in scalar_rules:
@@ -212,7 +217,7 @@ def _check(jaxpr: Any) -> None:
             continue
         for variable in equation.outvars:
             if not dtype_at:
-                dtype_at = _bad_dtype(variable.aval, f"the result of {name!r}", equation)
+                dtype_at = _bad_dtype(variable.aval, lacking, f"the result of {name!r}", equation)
     if missing:
         others = Counter(e.primitive.name for e in missing[1:])
         raise UnsupportedPrimitive(_message(missing[0], others, "no lowering"))
@@ -220,12 +225,15 @@ def _check(jaxpr: Any) -> None:
         raise UnsupportedDtype(dtype_at)
 
 
-def _bad_dtype(aval: Any, what: str, equation: Any = None) -> str:
+def _bad_dtype(aval: Any, lacking: frozenset[str], what: str, equation: Any = None) -> str:
+    where = f" at {user_location(equation)}" if equation is not None else ""
     try:
-        physical(aval)
+        _, name = physical(aval)
     except Refusal as refusal:
-        where = f" at {user_location(equation)}" if equation is not None else ""
-        return f"{what} is {_short(aval)}{where}: {refusal} has no lowering. Convert it to a real type of at most 32 bits."
+        return f"{what} is {_short(aval)}{where}: {refusal} has no lowering. Convert it to a real type."
+    if name in lacking:
+        why = "the device does not compute with 64 bits of this kind"
+        return f"{what} is {_short(aval)}{where}: {why}. Convert it to a type of at most 32 bits."
     return ""
 
 

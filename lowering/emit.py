@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..runtime.caps import DeviceCaps
+from .dtypes import FLOATS
 from .emit_memory import Arguments
 from .emit_ops import GLSL, SIMPLE, SPECIAL, WITH_ZERO
 from .errors import LoweringError
@@ -23,7 +24,7 @@ _EFFECTS = frozenset(("store", "shared_store", "barrier"))
 _EXACT = frozenset(("add", "sub", "mul", "div", "neg", "lt", "le", "eq", "ne"))
 # How one instruction is written: opcode word, GLSL instruction (or 0), whether it must stay exact.
 _PLAIN: dict[tuple[str, str], tuple[int, int, bool]] = {
-    **{key: (opcode, 0, key[1] == "f32" and key[0] in _EXACT) for key, opcode in SIMPLE.items()},
+    **{key: (opcode, 0, key[1] in FLOATS and key[0] in _EXACT) for key, opcode in SIMPLE.items()},
     **{key: (Op.EXT_INST, instruction, False) for key, instruction in GLSL.items()},
 }
 _WORKGROUP_SCOPE, _ACQUIRE_RELEASE, _BUFFER_MEMORY, _SHARED_MEMORY = 2, 0x8, 0x40, 0x100
@@ -120,7 +121,9 @@ class Emitter:
         if self.arguments.bounds:
             self.arguments.bounds.report(self.arguments.errors)
         entry = self.code.finish()
-        return self.module.to_bytes(entry, self.kernel.local_size, self.caps.float_controls)
+        caps = self.caps
+        kept = [32] * caps.float_controls + [64] * (caps.float_controls64 and "f64" in self.module.types)
+        return self.module.to_bytes(entry, self.kernel.local_size, kept)
 
     def workgroup_id(self) -> int:
         """The workgroup's id, a vector of three u32, loaded once at the top."""

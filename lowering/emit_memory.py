@@ -42,15 +42,15 @@ def element(module: Module, name: str, narrow: frozenset[int]) -> Element:
     nbytes = dtype.storage_bytes(narrow)
     if nbytes < 4:
         module.capabilities.add(Capability.STORAGE_8 if nbytes == 1 else Capability.STORAGE_16)
-    if name == "f32":
-        return Element(dtype, module.f32, nbytes)
+    if dtype.compute == name != "bool":
+        return Element(dtype, module.types[name], nbytes)
     return Element(dtype, module.type(Op.TYPE_INT, 8 * nbytes, int(dtype.kind == "i")), nbytes)
 
 
 def widen(e: Emitter, kind: Element, raw: int, value: Value) -> int:
     """The compute value of a loaded element."""
     code, module, name = e.code, e.module, kind.dtype.name
-    if kind.dtype.bits == 32:
+    if kind.dtype.bits >= 32:
         return raw
     if kind.dtype.kind == "i":
         if kind.in_word:
@@ -70,7 +70,7 @@ def widen(e: Emitter, kind: Element, raw: int, value: Value) -> int:
 def narrow(e: Emitter, kind: Element, value: Value) -> int:
     """The stored element of a compute value."""
     code, module, name, number = e.code, e.module, kind.dtype.name, e.ids[value]
-    if kind.dtype.bits == 32:
+    if kind.dtype.bits >= 32:
         return number
     if name == "bool":
         number = code.op(Op.SELECT, module.u32, number, module.u(1), module.u(0))

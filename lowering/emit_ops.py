@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .emit_math import helper
+from .dtypes import FLOATS, WIDE, same_width, width
+from .emit_math import helper, highest_bit, sign_and_infinity
 from .spirv import Capability, Glsl, Op
 from .tile import Value
 
 if TYPE_CHECKING:
     from .emit import Emitter
 
+_SIGNED, _UNSIGNED, _REALS = ("i32", "i64"), ("u32", "u64"), ("f32", "f64")
+_INTEGERS = (*_SIGNED, *_UNSIGNED)
+
+
+def _each(types: Sequence[str], **codes: int) -> dict[tuple[str, str], int]:
+    return {(name, t): code for name, code in codes.items() for t in types}
+
+
 # (operation, type of its first argument) -> opcode: one instruction, same arguments in the same order.
 SIMPLE: dict[tuple[str, str], int] = {
-    **{("add", t): Op.I_ADD for t in ("i32", "u32")},
-    **{("sub", t): Op.I_SUB for t in ("i32", "u32")},
-    **{("mul", t): Op.I_MUL for t in ("i32", "u32")},
-    **{("neg", t): Op.S_NEGATE for t in ("i32", "u32")},
-    **{(name, t): code for name, code in (("eq", Op.I_EQ), ("ne", Op.I_NE)) for t in ("i32", "u32")},
-    **{(name, t): code for name, code in (("and", Op.BIT_AND), ("or", Op.BIT_OR), ("xor", Op.BIT_XOR)) for t in ("i32", "u32")},
-    **{
-        (name, t): code
-        for name, code in (("not", Op.BIT_NOT), ("shl", Op.SHIFT_LEFT), ("popcount", Op.BIT_COUNT))
-        for t in ("i32", "u32")
-    },
-    **{("bitcast", t): Op.BITCAST for t in ("i32", "u32", "f32")},
-    ("add", "f32"): Op.F_ADD,
-    ("sub", "f32"): Op.F_SUB,
-    ("mul", "f32"): Op.F_MUL,
-    ("div", "f32"): Op.F_DIV,
-    ("neg", "f32"): Op.F_NEGATE,
-    ("lt", "f32"): Op.F_LT,
-    ("le", "f32"): Op.F_LE,
-    ("eq", "f32"): Op.F_EQ,
-    ("ne", "f32"): Op.F_UNORD_NE,
-    ("div", "i32"): Op.S_DIV,
-    ("div", "u32"): Op.U_DIV,
-    ("rem", "i32"): Op.S_REM,
-    ("rem", "u32"): Op.U_MOD,
-    ("lt", "i32"): Op.S_LT,
-    ("lt", "u32"): Op.U_LT,
-    ("le", "i32"): Op.S_LE,
-    ("le", "u32"): Op.U_LE,
-    ("shr", "i32"): Op.SHIFT_RIGHT_ARITHMETIC,
-    ("shr", "u32"): Op.SHIFT_RIGHT_LOGICAL,
+    **_each(_INTEGERS, add=Op.I_ADD, sub=Op.I_SUB, mul=Op.I_MUL, neg=Op.S_NEGATE, eq=Op.I_EQ, ne=Op.I_NE),
+    **_each(_INTEGERS, **{"and": Op.BIT_AND, "or": Op.BIT_OR, "xor": Op.BIT_XOR, "not": Op.BIT_NOT, "shl": Op.SHIFT_LEFT}),
+    **_each(_SIGNED, div=Op.S_DIV, rem=Op.S_REM, lt=Op.S_LT, le=Op.S_LE, shr=Op.SHIFT_RIGHT_ARITHMETIC),
+    **_each(_UNSIGNED, div=Op.U_DIV, rem=Op.U_MOD, lt=Op.U_LT, le=Op.U_LE, shr=Op.SHIFT_RIGHT_LOGICAL),
+    **_each(_REALS, add=Op.F_ADD, sub=Op.F_SUB, mul=Op.F_MUL, div=Op.F_DIV, neg=Op.F_NEGATE),
+    **_each(_REALS, lt=Op.F_LT, le=Op.F_LE, eq=Op.F_EQ, ne=Op.F_UNORD_NE),
+    **_each((*_INTEGERS, *_REALS), bitcast=Op.BITCAST),
+    **_each(("i32", "u32"), popcount=Op.BIT_COUNT),
     ("eq", "bool"): Op.LOGICAL_EQ,
     ("ne", "bool"): Op.LOGICAL_NE,
     ("and", "bool"): Op.LOGICAL_AND,
@@ -57,27 +43,25 @@ SIMPLE: dict[tuple[str, str], int] = {
 
 # Instructions of GLSL.std.450, likewise.
 GLSL: dict[tuple[str, str], int] = {
-    ("fma", "f32"): Glsl.FMA,
-    ("abs", "f32"): Glsl.F_ABS,
-    ("abs", "i32"): Glsl.S_ABS,
-    ("min", "i32"): Glsl.S_MIN,
-    ("min", "u32"): Glsl.U_MIN,
-    ("max", "i32"): Glsl.S_MAX,
-    ("max", "u32"): Glsl.U_MAX,
-    ("floor", "f32"): Glsl.FLOOR,
-    ("ceil", "f32"): Glsl.CEIL,
-    ("trunc", "f32"): Glsl.TRUNC,
-    ("round_even", "f32"): Glsl.ROUND_EVEN,
-    ("sqrt", "f32"): Glsl.SQRT,
+    **_each(_REALS, fma=Glsl.FMA, abs=Glsl.F_ABS, sqrt=Glsl.SQRT),
+    **_each(_REALS, floor=Glsl.FLOOR, ceil=Glsl.CEIL, trunc=Glsl.TRUNC, round_even=Glsl.ROUND_EVEN),
+    **_each(_SIGNED, abs=Glsl.S_ABS, min=Glsl.S_MIN, max=Glsl.S_MAX),
+    **_each(_UNSIGNED, min=Glsl.U_MIN, max=Glsl.U_MAX),
 }
 
 _CONVERT: dict[tuple[str, str], int] = {
-    ("i32", "f32"): Op.S_TO_F,
-    ("u32", "f32"): Op.U_TO_F,
-    ("f32", "i32"): Op.F_TO_S,
-    ("f32", "u32"): Op.F_TO_U,
-    ("i32", "u32"): Op.BITCAST,
-    ("u32", "i32"): Op.BITCAST,
+    **{(a, b): Op.S_TO_F for a in _SIGNED for b in _REALS},
+    **{(a, b): Op.U_TO_F for a in _UNSIGNED for b in _REALS},
+    **{(a, b): Op.F_TO_S for a in _REALS for b in _SIGNED},
+    **{(a, b): Op.F_TO_U for a in _REALS for b in _UNSIGNED},
+    **{(f"{a}{bits}", f"{b}{bits}"): Op.BITCAST for bits in (32, 64) for a, b in ("iu", "ui")},
+    # Between the widths the kind of the source decides how its bits go on; a signed result takes them from S_CONVERT only.
+    **{("i32", b): Op.S_CONVERT for b in ("i64", "u64")},
+    **{(a, "i32"): Op.S_CONVERT for a in ("i64", "u64")},
+    **{(a, "u32"): Op.U_CONVERT for a in ("i64", "u64")},
+    ("u32", "u64"): Op.U_CONVERT,
+    ("f32", "f64"): Op.F_CONVERT,
+    ("f64", "f32"): Op.F_CONVERT,
 }
 
 _SUBGROUP: dict[tuple[str, str], int] = {
@@ -113,16 +97,23 @@ def _float_extreme(ordered: int, unordered: int) -> Callable[[Emitter, Value], i
             if not _is_number(a):
                 is_nan = code.exact(Op.F_UNORD_NE, module.bool_, left, left)
                 take_left = code.op(Op.LOGICAL_OR, module.bool_, is_nan, take_left)
-        return code.op(Op.SELECT, module.f32, take_left, left, right)
+        return code.op(Op.SELECT, module.types[value.dtype], take_left, left, right)
 
     return emit
 
 
 def _clz(e: Emitter, value: Value) -> int:
-    """31 minus the highest set bit, which is -1 where there is none."""
+    """The width less one minus the highest set bit, which is -1 where there is none."""
     type_id = e.module.types[value.dtype]
-    highest = e.code.glsl(Glsl.FIND_U_MSB, type_id, e.ids[value.args[0]])
-    return e.code.op(Op.I_SUB, type_id, e.module.literal(value.dtype, 31), highest)
+    highest = highest_bit(e.code, value.dtype, e.ids[value.args[0]])
+    return e.code.op(Op.I_SUB, type_id, e.module.literal(value.dtype, width(value.dtype) - 1), highest)
+
+
+def _popcount(e: Emitter, value: Value) -> int:
+    """Of 64 bits: instructions count in 32."""
+    code, u32 = e.code, e.module.u32
+    low, high = (code.op(Op.BIT_COUNT, u32, half) for half in code.halves(e.ids[value.args[0]]))
+    return code.op(Op.S_CONVERT, e.module.types[value.dtype], code.op(Op.I_ADD, u32, low, high))
 
 
 def _convert(e: Emitter, value: Value) -> int:
@@ -133,8 +124,10 @@ def _convert(e: Emitter, value: Value) -> int:
     if source == "bool":
         return e.code.op(Op.SELECT, type_id, argument, e.module.literal(target, 1), e.module.literal(target, 0))
     if target == "bool":
-        opcode = Op.F_UNORD_NE if source == "f32" else Op.I_NE
+        opcode = Op.F_UNORD_NE if source in FLOATS else Op.I_NE
         return e.code.op(opcode, type_id, argument, e.module.literal(source, 0))
+    if (source, target) == ("u32", "i64"):
+        return e.code.op(Op.BITCAST, type_id, e.code.op(Op.U_CONVERT, e.module.types["u64"], argument))
     return e.code.op(_CONVERT[source, target], type_id, argument)
 
 
@@ -149,11 +142,11 @@ def _round_to(e: Emitter, value: Value) -> int:
 
 def _float_remainder(e: Emitter, value: Value) -> int:
     a, b = value.args
-    return e.code.op(Op.FUNCTION_CALL, e.module.f32, helper(e.module, "fmod"), e.ids[a], e.ids[b])
+    return e.code.op(Op.FUNCTION_CALL, e.module.types[value.dtype], helper(e.module, f"fmod_{value.dtype}"), e.ids[a], e.ids[b])
 
 
 def _constant(e: Emitter, value: Value) -> int:
-    if value.dtype == "f32" and value.attr[1] == 0:
+    if value.dtype in FLOATS and value.attr[1] == 0:
         e.float_zeros.add(value)
     return e.module.literal(*value.attr)
 
@@ -170,37 +163,40 @@ def _is_negative_zero(e: Emitter, value: Value) -> bool:
     return value in e.float_zeros and math.copysign(1, value.attr[1]) < 0
 
 
-def _plus_zero(e: Emitter, number: int) -> int:
+def _plus_zero(e: Emitter, dtype: str, number: int) -> int:
     """x + 0.0: x, but +0 for -0."""
-    zero = e.module.literal("f32", 0.0)
+    zero = e.module.literal(dtype, 0.0)
     is_zero = e.code.exact(Op.F_EQ, e.module.bool_, number, zero)
-    return e.code.op(Op.SELECT, e.module.f32, is_zero, zero, number)
+    return e.code.op(Op.SELECT, e.module.types[dtype], is_zero, zero, number)
 
 
 def _add_with_zero(e: Emitter, value: Value) -> int:
     a, b = value.args
     zero, x = (a, b) if a in e.float_zeros else (b, a)
-    return _plus_zero(e, e.ids[x]) if _is_positive_zero(e, zero) else e.ids[x]
+    return _plus_zero(e, x.dtype, e.ids[x]) if _is_positive_zero(e, zero) else e.ids[x]
 
 
 def _sub_with_zero(e: Emitter, value: Value) -> int:
     a, b = value.args
     if b in e.float_zeros:
-        return _plus_zero(e, e.ids[a]) if _is_negative_zero(e, b) else e.ids[a]
-    negative = e.code.exact(Op.F_NEGATE, e.module.f32, e.ids[b])
-    return _plus_zero(e, negative) if _is_positive_zero(e, a) else negative
+        return _plus_zero(e, a.dtype, e.ids[a]) if _is_negative_zero(e, b) else e.ids[a]
+    negative = e.code.exact(Op.F_NEGATE, e.module.types[b.dtype], e.ids[b])
+    return _plus_zero(e, b.dtype, negative) if _is_positive_zero(e, a) else negative
 
 
 def _times_zero(e: Emitter, a: Value, b: Value) -> int:
     """A product, one factor of which is a constant zero: a zero with the product of the signs; NaN for NaN and infinities."""
-    code, module, u32 = e.code, e.module, e.module.u32
+    code, module, dtype = e.code, e.module, a.dtype
+    kind, (sign_bit, infinity) = same_width("u", dtype), sign_and_infinity(dtype)
+    unsigned, real = module.types[kind], module.types[dtype]
     zero, x = (a, b) if a in e.float_zeros else (b, a)
-    bits = code.op(Op.BITCAST, u32, e.ids[x])
-    sign = code.op(Op.BIT_AND, u32, bits, module.u(0x80000000))
+    bits = code.op(Op.BITCAST, unsigned, e.ids[x])
+    sign = code.op(Op.BIT_AND, unsigned, bits, module.literal(kind, sign_bit))
     if _is_negative_zero(e, zero):
-        sign = code.op(Op.BIT_XOR, u32, sign, module.u(0x80000000))
-    finite = code.op(Op.U_LT, module.bool_, code.op(Op.BIT_AND, u32, bits, module.u(0x7FFFFFFF)), module.u(0x7F800000))
-    return code.op(Op.SELECT, module.f32, finite, code.op(Op.BITCAST, module.f32, sign), module.literal("f32", math.nan))
+        sign = code.op(Op.BIT_XOR, unsigned, sign, module.literal(kind, sign_bit))
+    size = code.op(Op.BIT_AND, unsigned, bits, module.literal(kind, sign_bit - 1))
+    finite = code.op(Op.U_LT, module.bool_, size, module.literal(kind, infinity))
+    return code.op(Op.SELECT, real, finite, code.op(Op.BITCAST, real, sign), module.literal(dtype, math.nan))
 
 
 def _mul_with_zero(e: Emitter, value: Value) -> int:
@@ -209,28 +205,31 @@ def _mul_with_zero(e: Emitter, value: Value) -> int:
 
 def _fma_with_zero(e: Emitter, value: Value) -> int:
     a, b, c = value.args
+    type_id = e.module.types[value.dtype]
     if not e.float_zeros.isdisjoint((a, b)):
         product = _times_zero(e, a, b)
     else:
-        product = e.code.exact(Op.F_MUL, e.module.f32, e.ids[a], e.ids[b])
+        product = e.code.exact(Op.F_MUL, type_id, e.ids[a], e.ids[b])
     if c not in e.float_zeros:
-        return e.code.exact(Op.F_ADD, e.module.f32, product, e.ids[c])
-    return _plus_zero(e, product) if _is_positive_zero(e, c) else product
+        return e.code.exact(Op.F_ADD, type_id, product, e.ids[c])
+    return _plus_zero(e, c.dtype, product) if _is_positive_zero(e, c) else product
 
 
 def _div_with_zero(e: Emitter, value: Value) -> int:
     a, b = value.args
-    code, module = e.code, e.module
+    code, module, dtype = e.code, e.module, value.dtype
+    kind, sign_bit = same_width("u", dtype), sign_and_infinity(dtype)[0]
+    unsigned, real = module.types[kind], module.types[dtype]
     if b in e.float_zeros:  # a product with infinity has the same sign and the same NaN
         infinity = math.copysign(math.inf, b.attr[1])
-        return code.exact(Op.F_MUL, module.f32, e.ids[a], module.literal("f32", infinity))
+        return code.exact(Op.F_MUL, real, e.ids[a], module.literal(dtype, infinity))
     # A zero with the sign of the divisor, NaN where the divisor is zero or NaN.
-    sign = code.op(Op.BIT_AND, module.u32, code.op(Op.BITCAST, module.u32, e.ids[b]), module.u(0x80000000))
+    sign = code.op(Op.BIT_AND, unsigned, code.op(Op.BITCAST, unsigned, e.ids[b]), module.literal(kind, sign_bit))
     if _is_negative_zero(e, a):
-        sign = code.op(Op.BIT_XOR, module.u32, sign, module.u(0x80000000))
-    valid = code.exact(Op.F_ORD_NE, module.bool_, e.ids[b], module.literal("f32", 0.0))
-    signed = code.op(Op.BITCAST, module.f32, sign)
-    return code.op(Op.SELECT, module.f32, valid, signed, module.literal("f32", math.nan))
+        sign = code.op(Op.BIT_XOR, unsigned, sign, module.literal(kind, sign_bit))
+    valid = code.exact(Op.F_ORD_NE, module.bool_, e.ids[b], module.literal(dtype, 0.0))
+    signed = code.op(Op.BITCAST, real, sign)
+    return code.op(Op.SELECT, real, valid, signed, module.literal(dtype, math.nan))
 
 
 WITH_ZERO: dict[str, Callable[[Emitter, Value], int]] = {
@@ -253,15 +252,23 @@ def _builtin(e: Emitter, value: Value) -> int:
 
 def _broadcast(e: Emitter, value: Value) -> int:
     e.module.capabilities |= {Capability.GROUP, Capability.GROUP_BALLOT}
-    type_id, scope = e.module.types[value.dtype], e.module.u(_SUBGROUP_SCOPE)
-    return e.code.op(Op.SUBGROUP_BROADCAST, type_id, scope, e.ids[value.args[0]], e.module.u(value.attr))
+    return _exchange(e, Op.SUBGROUP_BROADCAST, value, lambda: e.module.u(value.attr))
 
 
 def _shuffle(e: Emitter, value: Value) -> int:
     e.module.capabilities |= {Capability.GROUP, Capability.GROUP_SHUFFLE}
-    source, lane = (e.ids[a] for a in value.args)
-    type_id, scope = e.module.types[value.dtype], e.module.u(_SUBGROUP_SCOPE)
-    return e.code.op(Op.SUBGROUP_SHUFFLE, type_id, scope, source, e.code.op(Op.BITCAST, e.module.u32, lane))
+    lane = e.ids[value.args[1]]
+    return _exchange(e, Op.SUBGROUP_SHUFFLE, value, lambda: e.code.op(Op.BITCAST, e.module.u32, lane))
+
+
+def _exchange(e: Emitter, opcode: int, value: Value, lane: Callable[[], int]) -> int:
+    """A subgroup operation that moves values: of 64 bits it moves two words, which needs no feature of the device."""
+    code, module, source = e.code, e.module, e.ids[value.args[0]]
+    type_id, scope = module.types[value.dtype], module.u(_SUBGROUP_SCOPE)
+    if value.dtype not in WIDE:
+        return code.op(opcode, type_id, scope, source, lane())
+    pair = module.type(Op.TYPE_VECTOR, module.u32, 2)
+    return code.op(Op.BITCAST, type_id, code.op(opcode, pair, scope, code.op(Op.BITCAST, pair, source), lane()))
 
 
 def _subgroup(e: Emitter, value: Value) -> int:
@@ -272,9 +279,10 @@ def _subgroup(e: Emitter, value: Value) -> int:
 
 # Operations that need more than one instruction; `(operation, type)` where only that type does.
 SPECIAL: dict[str | tuple[str, str], Callable[[Emitter, Value], int]] = {
-    ("min", "f32"): _float_extreme(Op.F_LT, Op.F_UNORD_LT),
-    ("max", "f32"): _float_extreme(Op.F_GT, Op.F_UNORD_GT),
-    ("rem", "f32"): _float_remainder,
+    **{("min", t): _float_extreme(Op.F_LT, Op.F_UNORD_LT) for t in _REALS},
+    **{("max", t): _float_extreme(Op.F_GT, Op.F_UNORD_GT) for t in _REALS},
+    **{("rem", t): _float_remainder for t in _REALS},
+    **{("popcount", t): _popcount for t in ("i64", "u64")},
     "clz": _clz,
     "convert": _convert,
     "round_to": _round_to,

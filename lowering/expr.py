@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .dtypes import same_width, width
 from .tile import Builder, Value
 
 Number = float | int
@@ -112,9 +113,9 @@ class Expr:
         """Value conversion."""
         return self.op("convert", attr=dtype)
 
-    def bits(self, dtype: str = "i32") -> Expr:
-        """The same 32 bits as `dtype`."""
-        return self.op("bitcast", attr=dtype)
+    def bits(self, dtype: str | None = None) -> Expr:
+        """The same bits as `dtype`, another type of this width; by default the signed integer."""
+        return self.op("bitcast", attr=dtype or same_width("i", self.dtype))
 
     def is_nan(self) -> Expr:
         return self.ne(self)
@@ -138,4 +139,4 @@ def poly(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 def copysign(magnitude: Expr, sign: Expr) -> Expr:
     """`magnitude` (not negative) with the sign bit of `sign`."""
-    return (magnitude.bits() | (sign.bits() & -(1 << 31))).bits("f32")
+    return (magnitude.bits() | (sign.bits() & -(1 << (width(sign.dtype) - 1)))).bits(magnitude.dtype)

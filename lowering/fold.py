@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from .dtypes import DTYPES, FLOATS, width
+from .fused import fma
+
 if TYPE_CHECKING:
     from .tile import Builder, Value
 
-_MASK = 0xFFFFFFFF
+_WORD, _LONG = (1 << 32) - 1, (1 << 64) - 1
+_UNSIGNED = ("u32", "u64")
 Rule = Callable[["Builder", tuple["Value", ...], Any], "Value | None"]
 
 
@@ -40,9 +44,17 @@ def fold(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> Value
 
 
 def wrap(value: int, dtype: str) -> int:
-    """`value` modulo 2**32 as the integer type `dtype` ("i32" or "u32")."""
-    value &= _MASK
-    return value - (1 << 32) if dtype == "i32" and value >> 31 else value
+    """`value` modulo 2**32 or 2**64 as the integer type `dtype` ("i32", "u32", "i64" or "u64")."""
+    if dtype in ("i32", "u32"):
+        value &= _WORD
+        return value - (1 << 32) if dtype == "i32" and value >> 31 else value
+    value &= _LONG
+    return value - (1 << 64) if dtype == "i64" and value >> 63 else value
+
+
+def _mask(dtype: str) -> int:
+    """All bits of an integer type."""
+    return (1 << width(dtype)) - 1
 
 
 def _truncated_div(a: int, b: int) -> int:
@@ -61,8 +73,8 @@ _INTEGER: dict[str, Callable[[int, int], int]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "shl": lambda a, b: a << b if 0 <= b < 32 else 0,
-    "shr": lambda a, b: a >> b if 0 <= b < 32 else 0,
+    "shl": lambda a, b: a << b,
+    "shr": lambda a, b: a >> b,
 }
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "lt": lambda a, b: a < b,
@@ -87,7 +99,6 @@ _FLOAT: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
 }
 _NARROW: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
-_BITS: dict[str, Any] = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
 
 
 def _constant(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> Value | None:
@@ -103,12 +114,11 @@ def _constant(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> 
     if op == "convert":
         return _convert_constant(builder, values[0], dtype, attr)
     if op == "bitcast":
-        source = wrap(values[0], dtype) if dtype != "f32" else values[0]
-        result = np.array([source], _BITS[dtype]).view(_BITS[attr])[0]
+        result = np.array(values, DTYPES[dtype].numpy).view(DTYPES[attr].numpy)[0]
         # A NaN constant would lose its payload on the way through a Python float.
-        return None if attr == "f32" and np.isnan(result) else builder.const(result, attr)
-    if dtype == "f32":
-        return _float_constant(builder, op, values, attr)
+        return None if attr in FLOATS and np.isnan(result) else builder.const(result, attr)
+    if dtype in FLOATS:
+        return _float_constant(builder, op, values, attr, dtype)
     a = values[0]
     if op == "not":
         return builder.const(not a if dtype == "bool" else ~a, dtype)
@@ -117,10 +127,12 @@ def _constant(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> 
     if op == "abs":
         return builder.const(abs(a), dtype)
     if op == "popcount":
-        return builder.const((a & _MASK).bit_count(), dtype)
+        return builder.const((a & _mask(dtype)).bit_count(), dtype)
     if op == "clz":
-        return builder.const(32 - (a & _MASK).bit_length(), dtype)
+        return builder.const(width(dtype) - (a & _mask(dtype)).bit_length(), dtype)
     if op in _INTEGER:
+        if op in ("shl", "shr") and not 0 <= values[1] < width(dtype):
+            return builder.const(0, dtype)
         if op in ("div", "rem") and values[1] == 0:
             return None
         return builder.const(_INTEGER[op](a, values[1]), dtype)
@@ -130,25 +142,23 @@ def _constant(builder: Builder, op: str, args: tuple[Value, ...], attr: Any) -> 
 def _convert_constant(builder: Builder, value: Any, source: str, target: str) -> Value | None:
     if target == "bool":
         return builder.const(value != 0, "bool")
-    if source == "f32" and target != "f32":
-        low, high = (-(1 << 31), 1 << 31) if target == "i32" else (0, 1 << 32)
-        if not (math.isfinite(value) and low <= math.trunc(value) < high):
-            return None  # undefined: leave it to the device
-        return builder.const(math.trunc(value), target)
-    return builder.const(np.float32(value) if target == "f32" else int(value), target)
+    if target in FLOATS:
+        with np.errstate(over="ignore"):
+            return builder.const(np.array(value, DTYPES[source].numpy).astype(DTYPES[target].numpy).item(), target)
+    if source in FLOATS and not (math.isfinite(value) and wrap(math.trunc(value), target) == math.trunc(value)):
+        return None  # undefined: leave it to the device
+    return builder.const(math.trunc(value), target)
 
 
-def _float_constant(builder: Builder, op: str, values: list[float], attr: Any) -> Value | None:
+def _float_constant(builder: Builder, op: str, values: list[float], attr: Any, dtype: str) -> Value | None:
+    arrays = [np.asarray(v, DTYPES[dtype].numpy) for v in values]
     with np.errstate(all="ignore"):
         if op == "fma":
-            # The product of two f32 is exact in double; the sum is rounded twice, as in the interpreter.
-            return builder.const(np.float32(np.float64(values[0]) * values[1] + values[2]), "f32")
+            return builder.const(fma(*arrays).item(), dtype)
         if op == "round_to":
-            return builder.const(np.float32(np.float32(values[0]).astype(_NARROW[attr])), "f32")
+            return builder.const(arrays[0].astype(_NARROW[attr]).astype(np.float32).item(), dtype)
         function = _FLOAT.get(op)
-        if function is None:
-            return None
-        return builder.const(function(*(np.float32(v) for v in values)), "f32")
+        return None if function is None else builder.const(function(*arrays).item(), dtype)
 
 
 # -- identities --------------------------------------------------------------------------------------------------
@@ -165,7 +175,7 @@ def _order(builder: Builder, op: str, args: tuple[Value, ...]) -> Value | None:
 
 def _add(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
     a, b = args
-    if a.dtype == "f32":
+    if a.dtype in FLOATS:
         # x + -0.0 is x for every x, but x + 0.0 is not.
         return a if b.op == "const" and b.attr[1] == 0 and math.copysign(1, b.attr[1]) < 0 else _order(builder, "add", args)
     if b.op == "const":
@@ -179,7 +189,7 @@ def _add(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
 
 def _sub(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
     a, b = args
-    if a.dtype == "f32":
+    if a.dtype in FLOATS:
         return a if b.op == "const" and b.attr[1] == 0 and math.copysign(1, b.attr[1]) > 0 else None
     if a is b:
         return builder.const(0, a.dtype)
@@ -193,7 +203,7 @@ def _mul(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
     number = b.attr[1]
     if number == 1:
         return a
-    if a.dtype == "f32":
+    if a.dtype in FLOATS:
         return None
     if number == 0:
         return b
@@ -211,25 +221,25 @@ def _div(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
     number = b.attr[1]
     if number == 1:
         return a
-    if a.dtype == "f32":
+    if a.dtype in FLOATS:
         # Division by a power of two is an exact multiplication while the reciprocal is a normal number.
         mantissa, exponent = math.frexp(number)
         exact = abs(mantissa) == 0.5 and -120 < exponent < 120
-        return builder.op("mul", a, builder.const(1.0 / number, "f32")) if exact else None
-    if a.dtype == "u32" and number > 0 and number & (number - 1) == 0:
-        return builder.op("shr", a, builder.const(number.bit_length() - 1, "u32"))
+        return builder.op("mul", a, builder.const(1.0 / number, a.dtype)) if exact else None
+    if a.dtype in _UNSIGNED and number > 0 and number & (number - 1) == 0:
+        return builder.op("shr", a, builder.const(number.bit_length() - 1, a.dtype))
     return None
 
 
 def _rem(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
     a, b = args
-    if b.op != "const" or a.dtype == "f32":
+    if b.op != "const" or a.dtype in FLOATS:
         return None
     number = b.attr[1]
     if number == 1:
         return builder.const(0, a.dtype)
-    if a.dtype == "u32" and number > 0 and number & (number - 1) == 0:
-        return builder.op("and", a, builder.const(number - 1, "u32"))
+    if a.dtype in _UNSIGNED and number > 0 and number & (number - 1) == 0:
+        return builder.op("and", a, builder.const(number - 1, a.dtype))
     return None
 
 
@@ -259,7 +269,7 @@ def _not(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
         return builder.op("ne", *a.args)
     if a.op == "ne":
         return builder.op("eq", *a.args)
-    if a.op in ("lt", "le") and a.args[0].dtype != "f32":
+    if a.op in ("lt", "le") and a.args[0].dtype not in FLOATS:
         return builder.op("le" if a.op == "lt" else "lt", a.args[1], a.args[0])
     return None
 
@@ -297,13 +307,13 @@ def _extreme(op: str) -> Rule:
 def _compare(op: str) -> Rule:
     def rule(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
         a, b = args
-        if a is b and a.dtype != "f32":
+        if a is b and a.dtype not in FLOATS:
             return builder.const(op in ("le", "eq"), "bool")
         if a.dtype == "bool" and b.op == "const":
             return a if b.attr[1] == (op == "eq") else builder.op("not", a)
-        if a.dtype == "u32" and op == "lt" and _is(b, 0):
+        if a.dtype in _UNSIGNED and op == "lt" and _is(b, 0):
             return builder.const(False, "bool")
-        if a.dtype == "u32" and op == "le" and _is(a, 0):
+        if a.dtype in _UNSIGNED and op == "le" and _is(a, 0):
             return builder.const(True, "bool")
         if op in ("eq", "ne"):
             return _order(builder, op, args)
@@ -321,8 +331,9 @@ def _logic(op: str) -> Rule:
             return builder.const(0, a.dtype) if op == "xor" else a
         if b.op != "const":
             return _order(builder, op, args)
-        bits = int(b.attr[1]) & _MASK
-        ones = bits == (1 if a.dtype == "bool" else _MASK)
+        ones_bits = 1 if a.dtype == "bool" else _mask(a.dtype)
+        bits = int(b.attr[1]) & ones_bits
+        ones = bits == ones_bits
         if bits == 0:
             return b if op == "and" else a
         if ones:
@@ -351,15 +362,23 @@ def _select(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | Non
     return None
 
 
+# (from, by way of, to): integer conversions of which the second undoes the first, or needs it not.
+_SAME_BITS = frozenset(
+    [(a, b, c) for a, b in (("i32", "u32"), ("u32", "i32")) for c in ("i32", "u32", "bool")]
+    + [(a, b, c) for a, b in (("i64", "u64"), ("u64", "i64")) for c in ("i32", "u32", "i64", "u64", "bool")]
+    + [(a, b, c) for a in ("i32", "u32") for b in ("i64", "u64") for c in ("i32", "u32")]
+)
+
+
 def _convert(builder: Builder, args: tuple[Value, ...], attr: Any) -> Value | None:
     (a,) = args
     if a.dtype == attr:
         return a
     if a.op != "convert":
         return None
-    # A bool is 0 or 1 in every type; i32 and u32 hold the same bits, so only the way to f32 tells them apart.
+    # A bool is 0 or 1 in every type; i32 and u32 hold the same bits, so only the way to another kind or width tells them apart.
     inner = a.args[0]
-    if inner.dtype == "bool" or ({inner.dtype, a.dtype} == {"i32", "u32"} and attr != "f32"):
+    if inner.dtype == "bool" or (inner.dtype, a.dtype, attr) in _SAME_BITS:
         return inner if inner.dtype == attr else builder.op("convert", inner, attr=attr)
     return None
 

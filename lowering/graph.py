@@ -125,7 +125,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Dot:
-    """Contraction as jax.lax.dot_general; accumulates floats in f32 and integers in their own width."""
+    """Contraction as jax.lax.dot_general; accumulates floats in f32 (f64 in f64) and integers in their own width."""
 
     lhs_contract: tuple[int, ...]
     rhs_contract: tuple[int, ...]

@@ -13,14 +13,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .dtypes import DTYPES
+from .dtypes import COMPUTE_TYPES, DTYPES
+from .fused import fma
 from .tile import VOID, Block, Kernel, Region, Value
 
 Array = np.ndarray
 BATCH_LANES = 1 << 15  # lanes run at once: bounds the memory of a run
 
-_COMPUTE: dict[str, np.dtype] = {name: DTYPES[name].numpy for name in ("bool", "i32", "u32", "f32")}
-_GARBAGE: dict[str, Any] = {"bool": True, "i32": 0x5A5A5A5A, "u32": 0x5A5A5A5A, "f32": np.nan}
+_COMPUTE: dict[str, np.dtype] = {name: DTYPES[name].numpy for name in COMPUTE_TYPES}
+_GARBAGE: dict[str, Any] = {name: {"b": True, "f": np.nan}.get(DTYPES[name].kind, 0x5A5A5A5A) for name in COMPUTE_TYPES}
 
 
 class RaceError(RuntimeError):
@@ -305,23 +306,27 @@ class _Races:
 
 
 def _int_or(integer: Callable[..., Array], real: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda value, a, *rest: (real if a.dtype == np.float32 else integer)(a, *rest)
+    return lambda value, a, *rest: (real if a.dtype.kind == "f" else integer)(a, *rest)
 
 
 def _truncated(a: Array, b: Array) -> tuple[Array, Array]:
     """Quotient and remainder as C has them, 0 where b is 0 (undefined there)."""
-    wide, divisor = a.astype(np.int64), np.where(b == 0, 1, b).astype(np.int64)
-    rest = np.fmod(wide, divisor)
-    return np.where(b == 0, 0, (wide - rest) // divisor).astype(a.dtype), np.where(b == 0, 0, rest).astype(a.dtype)
+    divisor = np.where(b == 0, b.dtype.type(1), b)
+    rest = np.fmod(a, divisor)
+    return np.where(b == 0, 0, (a - rest) // divisor).astype(a.dtype), np.where(b == 0, 0, rest).astype(a.dtype)
 
 
 def _shift(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda value, a, b: function(a, b.astype(a.dtype) & a.dtype.type(31))
+    return lambda value, a, b: function(a, b.astype(a.dtype) & a.dtype.type(8 * a.itemsize - 1))
 
 
 def _clz(value: Value, a: Array) -> Array:
-    bits = a.view(np.uint32).astype(np.float64)  # exact, so the exponent is the number of bits
-    return (32 - np.frexp(bits)[1]).astype(a.dtype)
+    bits = np.ascontiguousarray(a).view(f"u{a.itemsize}")
+    count = np.zeros(bits.shape, a.dtype)
+    for shift in range(0, 8 * a.itemsize, 32):  # parts that f64 holds exactly, so the exponent is the number of bits
+        length = np.frexp((bits >> bits.dtype.type(shift) & bits.dtype.type(0xFFFFFFFF)).astype(np.float64))[1]
+        count = np.where(length > 0, length + shift, count)
+    return (8 * a.itemsize - count).astype(a.dtype)
 
 
 def _select(value: Value, condition: Array, a: Array, b: Array) -> Array:
@@ -332,9 +337,10 @@ def _convert(value: Value, a: Array) -> Array:
     target = _COMPUTE[value.dtype]
     if target == np.bool_:
         return a != 0
-    if a.dtype == np.float32 and target != np.float32:
-        finite = np.where(np.isfinite(a) & (np.abs(a) < 2.0**62), a, 0)
-        return finite.astype(np.int64).astype(target)
+    if a.dtype.kind == "f" and target.kind != "f":
+        if target == np.uint64:
+            return np.where((a >= 0) & (a < 2.0**64), a, 0).astype(target)
+        return np.where((a >= -(2.0**63)) & (a < 2.0**63), a, 0).astype(np.int64).astype(target)
     return a.astype(target)
 
 
@@ -347,9 +353,8 @@ _PURE: dict[str, Callable[..., Array]] = {
     "mul": lambda v, a, b: a * b,
     "div": _int_or(lambda a, b: _truncated(a, b)[0], np.divide),
     "rem": _int_or(lambda a, b: _truncated(a, b)[1], np.fmod),
-    # The product of two f32 is exact in double.
-    "fma": lambda v, a, b, c: (a.astype(np.float64) * b + c).astype(np.float32),
-    "neg": lambda v, a: np.zeros_like(a) - a if a.dtype != np.float32 else np.negative(a),
+    "fma": lambda v, a, b, c: fma(a, b, c),
+    "neg": lambda v, a: np.zeros_like(a) - a if a.dtype.kind != "f" else np.negative(a),
     "abs": lambda v, a: np.abs(a),
     "min": lambda v, a, b: np.minimum(a, b),
     "max": lambda v, a, b: np.maximum(a, b),
@@ -368,7 +373,7 @@ _PURE: dict[str, Callable[..., Array]] = {
     "not": lambda v, a: ~a,
     "shl": _shift(np.left_shift),
     "shr": _shift(np.right_shift),
-    "popcount": lambda v, a: np.bitwise_count(a.view(np.uint32)).astype(a.dtype),
+    "popcount": lambda v, a: np.bitwise_count(np.ascontiguousarray(a).view(f"u{a.itemsize}")).astype(a.dtype),
     "clz": _clz,
     "select": _select,
     "convert": _convert,
@@ -403,11 +408,11 @@ _STATEMENTS: dict[str, Callable[[_Machine, Value, Array | None], None]] = {
 
 
 def _largest(dtype: np.dtype) -> Any:
-    return np.inf if dtype == np.float32 else np.iinfo(dtype).max
+    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
 
 
 def _smallest(dtype: np.dtype) -> Any:
-    return -np.inf if dtype == np.float32 else np.iinfo(dtype).min
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
 
 
 _REDUCE: dict[str, tuple[Callable[..., Array], Callable[[np.dtype], Any]]] = {

@@ -17,7 +17,7 @@ from .traits import FREE
 
 _HEAVY = frozenset(("dot", "reduce", "cumulative", "argsort"))
 _MIXING = ("dot", "reduce")
-_WIDE = ("f32", "i32", "u32")  # types whose sums do not round more, turn by turn, than at once
+_WIDE = ("f32", "i32", "u32", "f64", "i64", "u64")  # types whose sums do not round more, turn by turn, than at once
 
 
 def lift_from_loops(graph: Graph, becomes_kernel: Callable[[Loop], bool]) -> Graph:

@@ -18,8 +18,8 @@ class Limits:
     Attributes:
         weight: instructions and loads that fusion puts into it.
         depth: longest chain of inlined nodes.
-        fold: longest reduction that a lane writes out instead of looping.
-        stride: elements a turn of a looped fold or cumulative operation.
+        fold: longest reduction, or part of one, that a lane writes out instead of looping.
+        stride: elements a turn of a looped cumulative operation.
         kept: columns a lane of a row that are written out, and so stay in registers.
         step: positions of the contracted dimension a turn of a tiled matrix product.
         products: multiply-adds a turn of a tiled matrix product.

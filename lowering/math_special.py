@@ -138,8 +138,8 @@ def digamma(x: Expr) -> Expr:
     sine, cosine = sin_cos_pi(magnitude - magnitude.op("round_even"))
     reflected = base + where(below, 0.0, inverse) + PI * (cosine / sine)
     result = where(negative, reflected, where(below, base - inverse, base))
-    pole = (x <= 0.0) & (magnitude.floor().eq(magnitude))
-    return where(pole, NAN, result)
+    pole = (x < 0.0) & (magnitude.floor().eq(magnitude))
+    return where(pole, NAN, result)  # at zero -infinity, as JAX has it since 0.12
 
 
 def _product(a: Expr, b: Expr) -> tuple[Expr, Expr]:

@@ -1,4 +1,4 @@
-"""The mathematical functions of f32, with their error bounds.
+"""The mathematical functions of f32, with their error bounds. Those of f64 are in `mathlib64.py`.
 
 Each function takes and returns `Expr` (see `expr.py`) and is written with tile operations alone, because the
 functions of the Vulkan instruction set promise too little: `FUNCTIONS` has them by the name of the JAX primitive.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from . import math_exp, math_special, math_trig
 from .expr import Expr
 from .math_exp import integer_pow
+from .mathlib64 import FUNCTIONS as FUNCTIONS64
 
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "exp": math_exp.exp,
@@ -80,4 +81,10 @@ ERROR_BOUNDS: dict[str, float] = {
     "pow": 1.5,
 }
 
-__all__ = ["ERROR_BOUNDS", "FUNCTIONS", "integer_pow"]
+
+def function(name: str, dtype: str) -> Callable[..., Expr]:
+    """The function of compute type `dtype`, f32 or f64."""
+    return (FUNCTIONS64 if dtype == "f64" else FUNCTIONS)[name]
+
+
+__all__ = ["ERROR_BOUNDS", "FUNCTIONS", "function", "integer_pow"]

@@ -20,6 +20,7 @@ from .tile import Block, Builder, Value
 
 Position = tuple[Index, ...]
 Guard = tuple[Cond, ...]
+BLOCK = 4  # elements of a long fold that a turn takes; sums of floats add them up by themselves first, which is more exact
 
 
 class Puller:
@@ -177,16 +178,35 @@ class Puller:
         b = self.b
         state = combiner.identity(self) if state is None else state
         if count <= self.limits.fold:
-            for k in range(count):
-                state = combiner.step(b, state, element(constant(k)), b.i32(k))
-            return state
-        step = self.limits.stride if count % self.limits.stride == 0 else 1
-        with b.loop(0, count, step, state) as loop:
-            first = symbol("k", 0, count - step, loop.index)
-            state = loop.carry
-            for i in range(step):
+            return self._turn(combiner, element, ZERO, count, state)
+        unrolled = self.limits.fold >= BLOCK
+        block = BLOCK if count % BLOCK == 0 and (unrolled or combiner.rounds) else 1
+        with b.loop(0, count, block, state) as loop:
+            first = symbol("k", 0, count - block, loop.index)
+            if combiner.rounds and block > 1:
+                part = self._turn(combiner, element, first, block, combiner.identity(self))
+                loop.yield_(*combiner.merge(b, loop.carry, part))
+            else:
+                loop.yield_(*self._turn(combiner, element, first, block, loop.carry))
+        return loop.results
+
+    def _turn(
+        self,
+        combiner: Combiner,
+        element: Callable[[Index], tuple[Value, ...]],
+        first: Index,
+        count: int,
+        state: tuple[Value, ...],
+    ) -> tuple[Value, ...]:
+        """Fold `element(first + i)` for i in [0, count): written out, or in a loop where kernels are to be short."""
+        b = self.b
+        if count <= self.limits.fold:
+            for i in range(count):
                 state = combiner.step(b, state, element(first + i), self.index(first + i))
-            loop.yield_(*state)
+            return state
+        with b.loop(0, count, 1, state) as loop:
+            k = first + symbol("i", 0, count - 1, loop.index)
+            loop.yield_(*combiner.step(b, loop.carry, element(k), self.index(k)))
         return loop.results
 
 

@@ -192,11 +192,10 @@ def _reduce(node: Node, *args: np.ndarray) -> np.ndarray:
     if attr.kind == "custom":
         return _custom_reduce(attr, args)
     if attr.kind.startswith("arg"):
-        wide = x.astype(np.float32) if DTYPES[node.args[0].dtype].kind == "f" else x
-        return getattr(np, attr.kind)(wide, axis=attr.axes[0]).astype(DTYPES[node.dtype].numpy)
+        return getattr(np, attr.kind)(_widened(x), axis=attr.axes[0]).astype(DTYPES[node.dtype].numpy)
     if x.dtype == np.bool_ and attr.kind in ("sum", "prod"):
         return {"sum": np.any, "prod": np.all}[attr.kind](x, axis=attr.axes)
-    wide = x.astype(np.float32) if DTYPES[node.dtype].kind == "f" else x
+    wide = _widened(x)
     from .rules.reduce import identity
 
     start = np.asarray(identity(attr.kind, node.dtype), dtype=wide.dtype)
@@ -221,7 +220,7 @@ def _custom_reduce(attr: Reduce, args: Sequence[np.ndarray]) -> np.ndarray:
 def _dot(node: Node, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     attr: Dot = node.attr
     dtype = DTYPES[node.dtype].numpy
-    wide = np.dtype(np.float32) if DTYPES[node.dtype].kind == "f" else dtype
+    wide = DTYPES[DTYPES[node.dtype].compute].numpy if DTYPES[node.dtype].kind == "f" else dtype
 
     def stacked(x: np.ndarray, batch: Sequence[int], contracted: Sequence[int], last: bool) -> np.ndarray:
         free = [d for d in range(x.ndim) if d not in batch and d not in contracted]
@@ -236,7 +235,7 @@ def _dot(node: Node, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
 
 def _cumulative(node: Node, x: np.ndarray) -> np.ndarray:
     attr = node.attr
-    wide = x.astype(np.float32) if DTYPES[node.dtype].kind == "f" else x
+    wide = _widened(x)
     ufunc = np.logaddexp if attr.kind == "logsumexp" else _UFUNCS[attr.kind]
     flipped = np.flip(wide, attr.axis) if attr.reverse else wide
     with np.errstate(all="ignore"):
@@ -248,12 +247,18 @@ def _argsort(node: Node, *keys: np.ndarray) -> np.ndarray:
     columns: list[np.ndarray] = []
     for key in reversed(keys):
         if _kind(key) == "f":
-            wide = key.astype(np.float32)
+            wide = _widened(key)
             missing = np.isnan(wide)
             columns += [np.where(missing, 0, wide), missing]
         else:
             columns.append(key)
     return np.lexsort(columns, axis=node.attr.dim).astype(np.int32)
+
+
+def _widened(x: np.ndarray) -> np.ndarray:
+    """Floats in their compute type, others as they are."""
+    info = next(d for d in DTYPES.values() if d.numpy == x.dtype)
+    return x.astype(DTYPES[info.compute].numpy) if info.kind == "f" else x
 
 
 def _kind(x: np.ndarray) -> str:

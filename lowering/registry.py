@@ -40,22 +40,23 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def composite(name: str, factory: Callable[..., Callable]) -> None:
     """Register a primitive as a JAX function: `factory(avals, **params)` gives it, tracing and inlining follow.
 
-    The traced function is cached by the operands' shapes and dtypes and by the parameters where those are hashable.
+    The traced function is cached by the operands' shapes and dtypes, by whether Python numbers are wide, and by the
+    parameters where those are hashable.
     """
 
     @lru_cache(maxsize=256)
-    def traced(avals: tuple[tuple[tuple[int, ...], Any], ...], params: tuple[tuple[str, Any], ...]) -> Any:
+    def traced(avals: tuple[tuple[tuple[int, ...], Any], ...], params: tuple[tuple[str, Any], ...], x64: bool) -> Any:
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
         return jax.make_jaxpr(factory(structs, **dict(params)))(*structs)
 
     @rule(name)
     def _(ctx: RuleContext, *args: Node, **params: Any) -> Sequence[Node]:
         avals = tuple((tuple(aval.shape), aval.dtype) for aval in ctx.avals_in)
-        key = tuple(sorted(params.items()))
+        key, x64 = tuple(sorted(params.items())), bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         try:
-            closed = traced(avals, key)
+            closed = traced(avals, key, x64)
         except TypeError:  # an unhashable parameter
-            closed = traced.__wrapped__(avals, key)
+            closed = traced.__wrapped__(avals, key, x64)
         return ctx.inline(closed.jaxpr, closed.consts, args)
 
 

@@ -10,6 +10,8 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 
+from .dtypes import WIDE
+
 MAGIC, VERSION_1_5 = 0x07230203, 0x00010500
 
 
@@ -23,7 +25,7 @@ class Op:
     CONSTANT_TRUE, CONSTANT_FALSE, CONSTANT = 41, 42, 43
     FUNCTION, FUNCTION_PARAMETER, FUNCTION_END, FUNCTION_CALL, VARIABLE = 54, 55, 56, 57, 59
     LOAD, STORE, ACCESS_CHAIN, DECORATE, MEMBER_DECORATE, COMPOSITE_EXTRACT = 61, 62, 65, 71, 72, 81
-    F_TO_U, F_TO_S, S_TO_F, U_TO_F, U_CONVERT, S_CONVERT, BITCAST = 109, 110, 111, 112, 113, 114, 124
+    F_TO_U, F_TO_S, S_TO_F, U_TO_F, U_CONVERT, S_CONVERT, F_CONVERT, BITCAST = 109, 110, 111, 112, 113, 114, 115, 124
     S_NEGATE, F_NEGATE, I_ADD, F_ADD, I_SUB, F_SUB, I_MUL, F_MUL = 126, 127, 128, 129, 130, 131, 132, 133
     U_DIV, S_DIV, F_DIV, U_MOD, S_REM = 134, 135, 136, 137, 138
     LOGICAL_EQ, LOGICAL_NE, LOGICAL_OR, LOGICAL_AND, LOGICAL_NOT, SELECT = 164, 165, 166, 167, 168, 169
@@ -47,7 +49,7 @@ class Glsl:
 
 
 class Capability:
-    SHADER, GROUP, GROUP_ARITHMETIC, GROUP_BALLOT, GROUP_SHUFFLE = 1, 61, 63, 64, 65
+    SHADER, FLOAT_64, INT_64, GROUP, GROUP_ARITHMETIC, GROUP_BALLOT, GROUP_SHUFFLE = 1, 10, 11, 61, 63, 64, 65
     STORAGE_16, STORAGE_8, SIGNED_ZERO_INF_NAN, PHYSICAL_ADDRESSES = 4433, 4448, 4466, 5347
 
 
@@ -69,6 +71,11 @@ _SIGNED_ZERO_INF_NAN_MODE, _LOCAL_SIZE_MODE, _GLCOMPUTE, _PHYSICAL_64, _GLSL450_
 def float_word(value: float) -> int:
     """Bits of a float32."""
     return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def double_bits(value: float) -> int:
+    """Bits of a float64."""
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
 
 
 def text_words(text: str) -> list[int]:
@@ -100,7 +107,7 @@ class Module:
         self.i32 = self.type(Op.TYPE_INT, 32, 1)
         self.u32 = self.type(Op.TYPE_INT, 32, 0)
         self.f32 = self.type(Op.TYPE_FLOAT, 32)
-        self.types = {"bool": self.bool_, "i32": self.i32, "u32": self.u32, "f32": self.f32, "void": self.void}
+        self.types = _Types(self)
 
     def new_id(self) -> int:
         number = self.bound
@@ -128,12 +135,13 @@ class Module:
     def pointer(self, storage: int, pointee: int) -> int:
         return self.type(Op.TYPE_POINTER, storage, pointee)
 
-    def constant(self, type_id: int, word: int) -> int:
-        """Id of the 32-bit constant with these bits."""
-        found = self._shared.get((Op.CONSTANT, type_id, word))
+    def constant(self, type_id: int, *words: int) -> int:
+        """Id of the constant with these bits, the low word first."""
+        key = (Op.CONSTANT, type_id, *words)
+        found = self._shared.get(key)
         if found is None:
-            found = self._shared[Op.CONSTANT, type_id, word] = self.new_id()
-            self.globals += (4 << 16 | Op.CONSTANT, type_id, found, word)
+            found = self._shared[key] = self.new_id()
+            self.globals += ((3 + len(words)) << 16 | Op.CONSTANT, type_id, found, *words)
         return found
 
     def literal(self, dtype: str, value: float) -> int:
@@ -142,6 +150,9 @@ class Module:
             return self.constant(self.f32, float_word(value))
         if dtype == "bool":
             return self.true if value else self.false
+        if dtype in WIDE:
+            bits = double_bits(value) if dtype == "f64" else int(value)
+            return self.constant(self.types[dtype], bits & 0xFFFFFFFF, bits >> 32 & 0xFFFFFFFF)
         return self.constant(self.types[dtype], int(value) & 0xFFFFFFFF)
 
     def u(self, value: int) -> int:
@@ -221,8 +232,8 @@ class Module:
         return self.once(("string", text), make)
 
     # -- the binary ------------------------------------------------------------------------------------------------
-    def to_bytes(self, entry: int, local_size: int, keep_specials: bool) -> bytes:
-        """The module as bytes. `keep_specials` asks the driver to keep signed zeros, infinities and NaN of 32-bit floats."""
+    def to_bytes(self, entry: int, local_size: int, keep_specials: Sequence[int]) -> bytes:
+        """The module as bytes. `keep_specials`: widths of floats whose signed zeros, infinities and NaN count."""
         capabilities = self.capabilities | ({Capability.SIGNED_ZERO_INF_NAN} if keep_specials else set())
         head = [MAGIC, VERSION_1_5, 0, self.bound, 0]
         for capability in sorted(capabilities):
@@ -232,9 +243,27 @@ class Module:
         head += (3 << 16 | Op.MEMORY_MODEL, _PHYSICAL_64, _GLSL450_MODEL)
         head += ((3 + len(main) + len(self.interface)) << 16 | Op.ENTRY_POINT, _GLCOMPUTE, entry, *main, *self.interface)
         head += (6 << 16 | Op.EXECUTION_MODE, entry, _LOCAL_SIZE_MODE, local_size, 1, 1)
-        if keep_specials:
-            head += (4 << 16 | Op.EXECUTION_MODE, entry, _SIGNED_ZERO_INF_NAN_MODE, 32)
+        for bits in keep_specials:
+            head += (4 << 16 | Op.EXECUTION_MODE, entry, _SIGNED_ZERO_INF_NAN_MODE, bits)
         return array("I", head + self.strings + self.names + self.decorations + self.globals + self.functions).tobytes()
+
+
+class _Types(dict[str, int]):
+    """Type ids of the compute types; the 64-bit ones, and the capabilities they take, are declared where first asked for."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(bool=module.bool_, i32=module.i32, u32=module.u32, f32=module.f32, void=module.void)
+        self.module = module
+
+    def __missing__(self, name: str) -> int:
+        module = self.module
+        if name == "f64":
+            module.capabilities.add(Capability.FLOAT_64)
+            self[name] = module.type(Op.TYPE_FLOAT, 64)
+        else:
+            module.capabilities.add(Capability.INT_64)
+            self[name] = module.type(Op.TYPE_INT, 64, int(name == "i64"))
+        return self[name]
 
 
 class Code:
@@ -266,6 +295,12 @@ class Code:
         number = self.op(opcode, type_id, *operands)
         self.module.decorate(number, Decoration.NO_CONTRACTION)
         return number
+
+    def halves(self, number: int) -> tuple[int, int]:
+        """Low and high word (u32) of a 64-bit value."""
+        u32 = self.module.u32
+        pair = self.op(Op.BITCAST, self.module.type(Op.TYPE_VECTOR, u32, 2), number)
+        return self.op(Op.COMPOSITE_EXTRACT, u32, pair, 0), self.op(Op.COMPOSITE_EXTRACT, u32, pair, 1)
 
     def start(self, label: int) -> None:
         """Begin the basic block `label`."""

@@ -1,10 +1,10 @@
 """Tile IR: the program of one kernel, as SSA values in structured blocks.
 
-Every lane of a dispatch runs the body. Values are scalars of a compute type ("bool", "i32", "u32", "f32");
-memory is reached through numbered parameters (buffers) and shared arrays by element index. Control flow is
-structured: `for` (constant bounds, carried values) and `if`. The exact meaning of each operation is in `OPS`;
-`interp.py` runs it in NumPy and `emit.py` writes it as SPIR-V, and the two must agree bit for bit except for
-the rounding of `fma`, `sqrt` and `div`.
+Every lane of a dispatch runs the body. Values are scalars of a compute type ("bool", "i32", "u32", "f32", and
+"i64", "u64", "f64" where the device has them); memory is reached through numbered parameters (buffers) and shared
+arrays by element index. Control flow is structured: `for` (constant bounds, carried values) and `if`. The exact
+meaning of each operation is in `OPS`; `interp.py` runs it in NumPy and `emit.py` writes it as SPIR-V, and the two
+must agree bit for bit except for the rounding of `fma`, `sqrt` and `div`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from .dtypes import DTYPES
-from .fold import fold
+from .fold import fold, wrap
 
 VOID = "void"
 
@@ -42,7 +42,8 @@ class OpInfo:
     meaning: str
 
 
-_NUM, _INT, _F, _ANY = "i32 u32 f32", "i32 u32", "f32", "bool i32 u32 f32"
+_NUM, _INT, _F = "i32 u32 f32 i64 u64 f64", "i32 u32 i64 u64", "f32 f64"
+_ANY, _LOGIC, _WORD = f"bool {_NUM}", f"bool {_INT}", "i32 u32 f32"
 OPS: dict[str, OpInfo] = {
     "const": OpInfo(0, "attr", _ANY, True, "attr = (dtype, python scalar)"),
     "builtin": OpInfo(
@@ -57,13 +58,13 @@ OPS: dict[str, OpInfo] = {
     "add": OpInfo(2, "same", _NUM, True, "a + b; integers wrap"),
     "sub": OpInfo(2, "same", _NUM, True, "a - b; integers wrap"),
     "mul": OpInfo(2, "same", _NUM, True, "a * b; integers wrap"),
-    "div": OpInfo(2, "same", _NUM, True, "f32 quotient; integers truncate, undefined where b == 0 or on overflow"),
+    "div": OpInfo(2, "same", _NUM, True, "quotient; integers truncate, undefined where b == 0 or on overflow"),
     "rem": OpInfo(
-        2, "same", _NUM, True, "remainder with the sign of a (C fmod; exact for f32); integers undefined where b == 0"
+        2, "same", _NUM, True, "remainder with the sign of a (C fmod; exact for floats); integers undefined where b == 0"
     ),
     "fma": OpInfo(3, "same", _F, True, "a * b + c, rounded once where the device can"),
     "neg": OpInfo(1, "same", _NUM, True, "-a (flips the sign bit of a float)"),
-    "abs": OpInfo(1, "same", "i32 f32", True, "|a|"),
+    "abs": OpInfo(1, "same", "i32 f32 i64 f64", True, "|a|"),
     "min": OpInfo(2, "same", _NUM, True, "smaller; NaN if either is NaN"),
     "max": OpInfo(2, "same", _NUM, True, "larger; NaN if either is NaN"),
     "floor": OpInfo(1, "same", _F, True, "round down"),
@@ -75,27 +76,29 @@ OPS: dict[str, OpInfo] = {
     "le": OpInfo(2, "bool", _NUM, True, "a <= b, false on NaN"),
     "eq": OpInfo(2, "bool", _ANY, True, "a == b, false on NaN"),
     "ne": OpInfo(2, "bool", _ANY, True, "a != b, true on NaN"),
-    "and": OpInfo(2, "same", "bool i32 u32", True, "bitwise (logical on bool)"),
-    "or": OpInfo(2, "same", "bool i32 u32", True, "bitwise (logical on bool)"),
-    "xor": OpInfo(2, "same", "bool i32 u32", True, "bitwise (logical on bool)"),
-    "not": OpInfo(1, "same", "bool i32 u32", True, "bitwise (logical on bool)"),
-    "shl": OpInfo(2, "same", _INT, True, "a << b; undefined unless 0 <= b < 32"),
-    "shr": OpInfo(2, "same", _INT, True, "a >> b, arithmetic on i32, logical on u32; undefined unless 0 <= b < 32"),
+    "and": OpInfo(2, "same", _LOGIC, True, "bitwise (logical on bool)"),
+    "or": OpInfo(2, "same", _LOGIC, True, "bitwise (logical on bool)"),
+    "xor": OpInfo(2, "same", _LOGIC, True, "bitwise (logical on bool)"),
+    "not": OpInfo(1, "same", _LOGIC, True, "bitwise (logical on bool)"),
+    "shl": OpInfo(2, "same", _INT, True, "a << b; undefined unless 0 <= b < width of a"),
+    "shr": OpInfo(
+        2, "same", _INT, True, "a >> b, arithmetic on signed, logical on unsigned; undefined unless 0 <= b < width of a"
+    ),
     "popcount": OpInfo(1, "same", _INT, True, "number of one bits"),
-    "clz": OpInfo(1, "same", _INT, True, "number of leading zero bits, 32 for 0"),
+    "clz": OpInfo(1, "same", _INT, True, "number of leading zero bits, the width for 0"),
     "select": OpInfo(3, "second", "bool", True, "b if a else c"),
     "convert": OpInfo(
         1,
         "attr",
         _ANY,
         True,
-        "value conversion; f32 to integer truncates and is undefined out of range; bool is 0 or 1; to bool is != 0",
+        "value; float to integer truncates and is undefined out of range; integers wrap; bool is 0 or 1; to bool is != 0",
     ),
-    "bitcast": OpInfo(1, "attr", _NUM, True, "same 32 bits, other type"),
+    "bitcast": OpInfo(1, "attr", _NUM, True, "same bits, other type of that width"),
     "round_to": OpInfo(
         1,
         "same",
-        _F,
+        "f32",
         True,
         "attr in f16 bf16: nearest value of that type, ties to even, as f32 (overflow to infinity, subnormals and NaN kept)",
     ),
@@ -103,7 +106,7 @@ OPS: dict[str, OpInfo] = {
     "store": OpInfo(2, VOID, "i32", False, "attr = parameter number: element [a] = b; b is representable in the element type"),
     "shared_load": OpInfo(1, "attr", "i32", False, "attr = (dtype, shared array number): element [a]"),
     "shared_store": OpInfo(2, VOID, "i32", False, "attr = shared array number: element [a] = b"),
-    "scalar": OpInfo(0, "attr", _INT, True, "attr = (dtype, parameter number): a 32-bit literal parameter"),
+    "scalar": OpInfo(0, "attr", "i32 u32", True, "attr = (dtype, parameter number): a 32-bit literal parameter"),
     "barrier": OpInfo(
         0,
         VOID,
@@ -113,9 +116,9 @@ OPS: dict[str, OpInfo] = {
     ),
     "broadcast": OpInfo(1, "same", _ANY, False, "attr = lane: the value in that lane of the subgroup"),
     "shuffle": OpInfo(2, "same", _ANY, False, "the value of a in lane b (i32) of the subgroup"),
-    "subgroup_add": OpInfo(1, "same", _NUM, False, "sum over the subgroup, in every lane"),
-    "subgroup_min": OpInfo(1, "same", _NUM, False, "as min, over the subgroup (no NaN guarantee)"),
-    "subgroup_max": OpInfo(1, "same", _NUM, False, "as max, over the subgroup (no NaN guarantee)"),
+    "subgroup_add": OpInfo(1, "same", _WORD, False, "sum over the subgroup, in every lane"),
+    "subgroup_min": OpInfo(1, "same", _WORD, False, "as min, over the subgroup (no NaN guarantee)"),
+    "subgroup_max": OpInfo(1, "same", _WORD, False, "as max, over the subgroup (no NaN guarantee)"),
     "for": OpInfo(None, VOID, _ANY, False, "attr = (start, stop, step); args = initial carries; one block"),
     "if": OpInfo(1, VOID, "bool", False, "two blocks, each yielding the results"),
 }
@@ -234,12 +237,12 @@ class Builder:
     def const(self, value: Any, dtype: str) -> Value:
         if dtype == "f32":
             value = float(np.float32(value))
+        elif dtype == "f64":
+            value = float(value)
         elif dtype == "bool":
             value = bool(value)
         else:
-            value = int(value) & 0xFFFFFFFF
-            if dtype == "i32" and value >= 1 << 31:
-                value -= 1 << 32
+            value = wrap(int(value), dtype)
         return self._pure("const", dtype, (), (dtype, value), key=(dtype, repr(value)))
 
     def i32(self, value: int) -> Value:

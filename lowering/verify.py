@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..runtime.caps import DeviceCaps
-from .dtypes import COMPUTE_TYPES, DTYPES
+from .dtypes import COMPUTE_TYPES, DTYPES, FLOATS, missing, width
+from .fold import wrap
 from .tile import OPS, VOID, Block, Kernel, Region, Value, to_text
 
 _BUILTINS = ("group_x", "group_y", "group_z", "lane", "subgroup")
 _MODES = ("r", "w", "rw", "scalar")
-_NO_BITS = ("bool",)  # types without a bit pattern of 32 bits
 _INT_LIMIT = 1 << 31
+_INTEGERS = ("i32", "u32", "i64", "u64")
 _SAME_TYPE = frozenset(("add", "sub", "mul", "div", "rem", "fma", "min", "max", "lt", "le", "eq", "ne", "and", "or", "xor"))
 _SUBGROUP = frozenset(("broadcast", "shuffle", "subgroup_add", "subgroup_min", "subgroup_max"))
 
@@ -51,7 +52,7 @@ def verify(kernel: Kernel, caps: DeviceCaps) -> None:
 
 class _Verifier:
     def __init__(self, kernel: Kernel, caps: DeviceCaps) -> None:
-        self.kernel, self.caps = kernel, caps
+        self.kernel, self.caps, self.missing = kernel, caps, missing(caps)
         self.defined: set[Value] = set()
         self.seen: set[Value] = set()
         self.branches = 0
@@ -86,7 +87,8 @@ class _Verifier:
         for shared in kernel.shared:
             if shared.dtype not in COMPUTE_TYPES or shared.size <= 0:
                 self._refuse(None, f"shared array {shared.name!r} cannot be {shared.dtype}[{shared.size}]")
-        total = sum(4 * shared.size for shared in kernel.shared)
+            self._on_device(None, shared.dtype)
+        total = sum(width(shared.dtype) // 8 * shared.size for shared in kernel.shared)
         if total > caps.shared_bytes:
             self._refuse(None, f"shared arrays take {total} bytes, the device has {caps.shared_bytes}; use smaller tiles")
         self._block(kernel.body, None)
@@ -121,6 +123,7 @@ class _Verifier:
                 before += value.results
                 continue
             self._signature(value)
+            self._on_device(value, value.dtype)
             check = self.attributes.get(value.op)
             why = check(value) if check is not None else None
             if why is None and value.op in _SUBGROUP and not self.caps.subgroup_ops:
@@ -177,6 +180,10 @@ class _Verifier:
             self._refuse(region, "a block argument does not name its block and place")
 
     # -- types -----------------------------------------------------------------------------------------------------
+    def _on_device(self, value: Value | None, dtype: str) -> None:
+        if dtype in self.missing:
+            self._refuse(value, f"the device does not compute with {dtype}")
+
     def _signature(self, value: Value) -> None:
         info, types = OPS[value.op], [a.dtype for a in value.args]
         if info.arity is not None and len(types) != info.arity:
@@ -185,7 +192,7 @@ class _Verifier:
             self._refuse(value, f"{value.op!r} does not take {types[0]} (takes {info.types})")
         if value.op in _SAME_TYPE and len(set(types)) != 1:
             self._refuse(value, f"{value.op!r} takes arguments of one type, has {types}")
-        if value.op in ("shl", "shr") and types[1] not in ("i32", "u32"):
+        if value.op in ("shl", "shr") and types[1] not in _INTEGERS:
             self._refuse(value, f"{value.op!r} shifts by an integer, not by {types[1]}")
         if value.op == "select" and types[1] != types[2]:
             self._refuse(value, f"'select' chooses between {types[1]} and {types[2]}")
@@ -201,10 +208,9 @@ class _Verifier:
         number = value.attr[1] if isinstance(value.attr, tuple) and len(value.attr) == 2 else None
         if value.dtype == "bool":
             return None if isinstance(number, bool) else f"a bool constant is True or False, not {number!r}"
-        if value.dtype == "f32":
-            return None if isinstance(number, float) else f"an f32 constant is a float, not {number!r}"
-        low, high = (-_INT_LIMIT, _INT_LIMIT) if value.dtype == "i32" else (0, 2 * _INT_LIMIT)
-        fits = isinstance(number, int) and not isinstance(number, bool) and low <= number < high
+        if value.dtype in FLOATS:
+            return None if isinstance(number, float) else f"an {value.dtype} constant is a float, not {number!r}"
+        fits = isinstance(number, int) and not isinstance(number, bool) and wrap(number, value.dtype) == number
         return None if fits else f"{number!r} is not a constant of type {value.dtype}"
 
     def _builtin(self, value: Value) -> str | None:
@@ -214,7 +220,9 @@ class _Verifier:
         return None if value.dtype in COMPUTE_TYPES else f"cannot convert to {value.dtype}"
 
     def _bitcast(self, value: Value) -> str | None:
-        return f"{value.dtype} has no 32 bits" if value.dtype in _NO_BITS else None
+        source = value.args[0].dtype
+        same = value.dtype != "bool" and width(source) == width(value.dtype)
+        return None if same else f"{source} and {value.dtype} have not the same number of bits"
 
     def _round_to(self, value: Value) -> str | None:
         return None if value.attr in ("f16", "bf16") else f"rounds to f16 or bf16, not {value.attr!r}"

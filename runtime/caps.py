@@ -18,7 +18,7 @@ class DeviceCaps:
         max_groups: workgroups of a dispatch along x, y, z.
         storage: widths below 32 bits that buffers can hold, of (8, 16).
         int64, float64, float16, int8, int16: arithmetic types of shaders.
-        float_controls: signed zeros, infinities and NaN are kept when asked for.
+        float_controls, float_controls64: signed zeros, infinities and NaN of f32, of f64, are kept when asked for.
         max_buffer_bytes: largest buffer.
         compact: kernels should be short: nothing written out that can be looped, little fused.
     """
@@ -37,6 +37,7 @@ class DeviceCaps:
     int8: bool = True
     int16: bool = True
     float_controls: bool = True
+    float_controls64: bool = True
     max_buffer_bytes: int = (1 << 32) - 1
     compact: bool = False
 

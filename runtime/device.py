@@ -269,6 +269,8 @@ class Device:
         self.ready()
         self.stream.wait(self.stream.submitted)
         with self.lock:
+            if vk.instance().validate:  # the layer speaks of finished work from a thread of its own; this hears it out
+                vk.check(vk.lib.vkDeviceWaitIdle(self.objects.device), f"waiting for {self.name}")
             self.stream.run_put_off()
             for pool in self._pools.values():
                 pool.settle()

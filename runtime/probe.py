@@ -35,7 +35,7 @@ OPTIONAL = {
 CONSEQUENCES = {
     "storageBuffer8BitAccess": "int8, uint8 and bool take four bytes an element",
     "storageBuffer16BitAccess": "float16, bfloat16, int16 and uint16 take four bytes an element",
-    "shaderInt64": "no 64-bit integers",
+    "shaderInt64": "no 64-bit integers, and no float64",
     "shaderFloat64": "no float64",
     "shaderInt8": "8-bit integers are computed in 32 bits",
     "shaderInt16": "16-bit integers are computed in 32 bits",
@@ -138,6 +138,7 @@ def probe(physical: Any) -> Probe:
         int8="shaderInt8" in present,
         int16="shaderInt16" in present,
         float_controls=bool(props12.shaderSignedZeroInfNanPreserveFloat32),
+        float_controls64=bool(props12.shaderSignedZeroInfNanPreserveFloat64),
         max_buffer_bytes=max_buffer,
     )
     missing = floor + tuple(f"{feature}: {effect}" for feature, effect in CONSEQUENCES.items() if feature not in present)
@@ -145,6 +146,8 @@ def probe(physical: Any) -> Probe:
         missing += ("subgroup arithmetic and shuffles: reductions go through shared memory",)
     if not caps.float_controls:
         missing += ("shaderSignedZeroInfNanPreserveFloat32: the driver may assume that NaN and infinity never occur",)
+    if caps.float64 and not caps.float_controls64:
+        missing += ("shaderSignedZeroInfNanPreserveFloat64: the same of float64",)
     driver = f"{vk.ffi.string(props12.driverName).decode()} {vk.ffi.string(props12.driverInfo).decode()}".strip()
     key = f"{bytes(props11.deviceUUID).hex()}-{bytes(props11.driverUUID).hex()}-{properties.properties.driverVersion:08x}"
     period = limits.timestampPeriod if timestamp_bits else 0.0

@@ -83,10 +83,13 @@ def validation_layer_is_silent() -> Iterator[None]:
 def layer_messages() -> list[str]:
     """What the layer has said in this process since the last call."""
     from k3jit.runtime import vk
+    from k3jit.runtime.device import devices
 
     opened = vk.opened()
     if opened is None:
         return []
+    for device in devices():
+        device.wait_idle()
     messages = list(opened.messages)
     opened.messages.clear()
     return messages

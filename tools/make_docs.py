@@ -15,6 +15,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 def operations() -> str:
     """Primitives with a lowering, by the file that holds the rule; elementwise functions with their error bound."""
     from k3jit.lowering.mathlib import ERROR_BOUNDS
+    from k3jit.lowering.mathlib64 import ERROR_BOUNDS as ERROR_BOUNDS64
     from k3jit.lowering.registry import rules, supported
     from k3jit.lowering.scalar import scalar_rules
 
@@ -43,14 +44,15 @@ def operations() -> str:
         "Rules in [`lowering/rules/elementwise.py`](../lowering/rules/elementwise.py):",
         ", ".join(f"`{name}`" for name in exact) + ".",
         "",
-        "Functions, with the largest error in float32 in units in the last place (what is meant, and where it fails, is",
-        "said beside the table in [`lowering/mathlib.py`](../lowering/mathlib.py)):",
+        "Functions, with the largest error in units in the last place, in float32 and in float64 (what is meant, and where it",
+        "fails, is said beside the tables in [`lowering/mathlib.py`](../lowering/mathlib.py) and",
+        "[`lowering/mathlib64.py`](../lowering/mathlib64.py)):",
         "",
-        "| function | ULP | function | ULP | function | ULP |",
-        "|---|---|---|---|---|---|",
+        f"| {' | '.join(['function | f32 | f64'] * 3)} |",
+        f"|{'---|' * 9}",
     ]
-    cells = [f"`{name}` | {bound:g}" for name, bound in sorted(ERROR_BOUNDS.items())]
-    cells += [" | "] * (-len(cells) % 3)
+    cells = [f"`{name}` | {bound:g} | {ERROR_BOUNDS64[name]:g}" for name, bound in sorted(ERROR_BOUNDS.items())]
+    cells += [" |  | "] * (-len(cells) % 3)
     lines += [f"| {' | '.join(cells[start : start + 3])} |" for start in range(0, len(cells), 3)]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Finds a Python that is new enough and hands over to tools/setup, which does the work.
-# Usage: tools/setup.sh [EXTRA...]   (EXTRA: further optional dependencies of pyproject.toml, such as dev)
+# Usage: tools/setup.sh [--layer] [EXTRA...]   (EXTRA: further optional dependencies of pyproject.toml, such as dev;
+# --layer: the Khronos validation layer, which the tests need)
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from ...runtime.caps import DeviceCaps
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, same_width, width
 from ..graph import Node
 from ..groups import Group
 from ..index import Index, counter, flatten, unflatten
@@ -36,17 +36,25 @@ def build_argsort(group: Group, caps: DeviceCaps) -> list[KernelCall]:
 
 
 def ordered(b: Builder, value: Value, dtype: str) -> Value:
-    """An i32 or u32 in the order of `value`: for floats -0 equals +0, and NaN is the largest."""
+    """An integer in the order of `value`, as wide: for floats -0 equals +0, and NaN is the largest."""
     kind = DTYPES[dtype].kind
     if kind == "b":
         return b.op("convert", value, attr="i32")
     if kind != "f":
         return value
     # Integers only: comparisons of floats may treat subnormals as zeros.
-    bits = b.op("bitcast", value, attr="i32")
-    size = b.op("and", bits, b.i32(0x7FFFFFFF))
-    signed = b.op("select", b.op("lt", bits, b.i32(0)), b.op("neg", size), size)  # both zeros become 0
-    return b.op("select", b.op("lt", b.i32(0x7F800000), size), b.i32(0x7FFFFFFF), signed)
+    kind = same_width("i", value.dtype)
+    largest, infinity = (1 << width(kind) - 1) - 1, 0x7FF << 52 if kind == "i64" else 0xFF << 23
+    bits = b.op("bitcast", value, attr=kind)
+    size = b.op("and", bits, b.const(largest, kind))
+    signed = b.op("select", b.op("lt", bits, b.const(0, kind)), b.op("neg", size), size)  # both zeros become 0
+    return b.op("select", b.op("lt", b.const(infinity, kind), size), b.const(largest, kind), signed)
+
+
+def key_type(dtype: str) -> str:
+    """Type of `ordered` values."""
+    compute = DTYPES[dtype].compute
+    return compute if compute in ("u32", "u64") else same_width("i", compute)
 
 
 def before(b: Builder, first: Keys, second: Keys, ties: Value) -> Value:
@@ -70,7 +78,7 @@ class _Sort:
         if self.block == self.count:
             return [_Blocks(self).build((), self.node)]
         shape, source = (self.rows, self.count), self.node.source
-        types = ["u32" if DTYPES[a.dtype].compute == "u32" else "i32" for a in self.node.args]
+        types = [key_type(a.dtype) for a in self.node.args]
         numbers = iter(range(-1, -2 * len(types) - 2, -1))
         halves = [tuple(Node("scratch", (), shape, t, None, source, next(numbers)) for t in types) for _ in range(2)]
         spare = Node("scratch", (), shape, "i32", None, source, next(numbers))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from ...runtime.caps import DeviceCaps
 from .. import scalar
 from ..combine import Combiner, State, simple
+from ..dtypes import DTYPES
+from ..dtypes import width as bits
 from ..graph import Cumulative, Node
 from ..groups import Group
 from ..index import Index, counter, flatten, unflatten
@@ -38,28 +40,29 @@ def combiner_of(node: Node) -> Combiner:
 
 def _log_sum_exp(dtype: str) -> Combiner:
     """(largest, sum of exponentials relative to it)."""
+    compute = DTYPES[dtype].compute
 
     def unary(b: Builder, primitive: str, value: Value) -> Value:
-        return scalar.apply(b, primitive, (value,), {"accuracy": None}, ("f32",), "f32")
+        return scalar.apply(b, primitive, (value,), {"accuracy": None}, (compute,), compute)
 
     def merge(b: Builder, first: State, second: State) -> State:
         top = b.op("max", first[0], second[0])
 
         def scaled(state: State) -> Value:
             same = b.op("eq", state[0], top)  # also where both are infinite, whose difference is NaN
-            delta = b.op("select", same, b.f32(0.0), b.op("sub", state[0], top))
+            delta = b.op("select", same, b.const(0.0, compute), b.op("sub", state[0], top))
             return b.op("mul", state[1], unary(b, "exp", delta))
 
         return top, b.op("add", scaled(first), scaled(second))
 
     def finish(b: Builder, state: State) -> Value:
         total = b.op("add", state[0], unary(b, "log", state[1]))
-        return scalar.apply(b, "copy", (total,), {}, ("f32",), dtype)
+        return scalar.apply(b, "copy", (total,), {}, (compute,), dtype)
 
     return Combiner(
-        ("f32", "f32"),
-        lambda p: (p.b.f32(float("-inf")), p.b.f32(0.0)),
-        lambda b, state, element, _: merge(b, state, (element[0], b.f32(1.0))),
+        (compute, compute),
+        lambda p: (p.b.const(float("-inf"), compute), p.b.const(0.0, compute)),
+        lambda b, state, element, _: merge(b, state, (element[0], b.const(1.0, compute))),
         merge,
         finish,
     )
@@ -121,7 +124,7 @@ class _CumulativeKernel:
     def shared(self) -> KernelCall:
         """A workgroup a row, a chunk of it for each lane."""
         b, p, writer, width = self.b, self.p, self.writer, self.caps.subgroup_size
-        state_bytes = 4 * len(self.combiner.types) * 2
+        state_bytes = 2 * sum(bits(t) // 8 for t in self.combiner.types)
         most = min(self.caps.max_local_size, self.caps.shared_bytes // state_bytes, 1024)
         lanes = width
         while lanes * 2 <= most and lanes * CHUNK < self.count:

@@ -32,6 +32,7 @@ from .writer import KernelCall, Writer, when
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0
 SMALL = 1 << 19  # products of fewer multiply-adds get a quarter of the code
+BLOCK = 8  # products that are summed by themselves before they join the total: that halves the error of long sums
 WORKERS = {"cpu": 4}  # subgroups that run at once; other kinds of device: MANY
 MANY = 1024
 
@@ -225,31 +226,47 @@ class _Tile:
         """[row][column] sums over k, rounded to the type of the dot."""
         b, s = self.b, self.schedule
         state = [self.combiner.identity(self.p)[0] for _ in range(s.rows * s.columns)]
-        turns, rest = divmod(self.depth, self.step)
+        block = max(self.step, min(BLOCK, self.width))
+        turns, rest = divmod(self.depth, block)
         if turns == 1:
-            state = self._advance(state, ZERO, self.step)
+            state = self._advance(state, ZERO, block)
         elif turns:
             with b.loop(0, turns, 1, state) as loop:
-                k = counter("t", turns, loop.index) * self.step
-                loop.yield_(*self._advance(list(loop.carry), k, self.step))
+                k = counter("t", turns, loop.index) * block
+                loop.yield_(*self._advance(list(loop.carry), k, block))
             state = list(loop.results)
         if rest:
-            state = self._advance(state, constant(turns * self.step), rest)
+            state = self._advance(state, constant(turns * block), rest)
         finished = [self.combiner.finish(b, (v,)) for v in state]
         return [finished[i * s.columns : (i + 1) * s.columns] for i in range(s.rows)]
 
     def _advance(self, state: list[Value], k: Index, count: int) -> list[Value]:
-        """Add the products for k, ..., k + count - 1, summed by themselves first: that halves the error of long sums."""
-        b, zero = self.b, self.b.i32(0)
-        sums = [self.combiner.identity(self.p) for _ in state]
+        """Add the sums of the products for k, ..., k + count - 1, a block."""
+        b = self.b
+        sums = [self.combiner.identity(self.p)[0] for _ in state]
+        turns, rest = divmod(count, self.step)
+        if turns == 1:
+            sums = self._products(sums, k, self.step)
+        elif turns:
+            with b.loop(0, turns, 1, sums) as loop:
+                sums = self._products(list(loop.carry), k + counter("b", turns, loop.index) * self.step, self.step)
+                loop.yield_(*sums)
+            sums = list(loop.results)
+        if rest:
+            sums = self._products(sums, k + turns * self.step, rest)
+        return [self.combiner.merge(b, (old,), (new,))[0] for old, new in zip(state, sums, strict=True)]
+
+    def _products(self, sums: list[Value], k: Index, count: int) -> list[Value]:
+        """Add the products for k, ..., k + count - 1, written out."""
+        b, zero, sums = self.b, self.b.i32(0), list(sums)
         rows = self._row_elements(k, count)
         for u in range(count):
             for j, line in enumerate(self.columns):
                 column = self._element(False, line.at, k + u)
                 for i, row in enumerate(rows):
                     slot = i * self.schedule.columns + j
-                    sums[slot] = self.combiner.step(b, sums[slot], (row[u], column), zero)
-        return [self.combiner.merge(b, (old,), new)[0] for old, new in zip(state, sums, strict=True)]
+                    (sums[slot],) = self.combiner.step(b, (sums[slot],), (row[u], column), zero)
+        return sums
 
     # -- results -------------------------------------------------------------------------------------------------
     def _store(self, sums: list[list[Value]]) -> None:

@@ -29,7 +29,7 @@ _TAIL = [b / factorial(n) for n, b in enumerate(_bernoulli(26)) if n and n % 2 =
 
 
 def hurwitz_zeta(s: jax.Array, q: jax.Array) -> jax.Array:
-    """sum over k >= 0 of (q + k)^-s in f32, for s > 1; infinite or NaN at the poles as in JAX.
+    """sum over k >= 0 of (q + k)^-s, for s > 1; infinite or NaN at the poles as in JAX.
 
     The first terms are added as they are; the rest is the Euler-Maclaurin estimate of the tail.
     """
@@ -56,24 +56,26 @@ def hurwitz_zeta(s: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def polygamma(m: jax.Array, x: jax.Array) -> jax.Array:
-    """m-th derivative of digamma, in f32; NaN where m is no integer >= 0."""
+    """m-th derivative of digamma; NaN where m is no integer >= 0."""
     sign = jnp.where(jnp.floor(m / 2) * 2 == m, -1.0, 1.0)
     derivative = sign * jnp.exp(lax.lgamma(m + 1)) * hurwitz_zeta(m + 1, x)
     value = jnp.where(m == 0, lax.digamma(x), derivative)
     return jnp.where((m < 0) | (jnp.floor(m) != m), jnp.nan, value)
 
 
-def _in_f32(function: Callable[..., jax.Array]) -> Callable[..., Callable[..., jax.Array]]:
-    """Compute in f32, give the first operand's dtype."""
+def _widened(function: Callable[..., jax.Array]) -> Callable[..., Callable[..., jax.Array]]:
+    """Compute in f32, or in f64 of f64 operands; give the first operand's dtype."""
 
     def factory(avals: Any, **_: Any) -> Callable[..., jax.Array]:
-        return lambda *args: function(*(a.astype(jnp.float32) for a in args)).astype(avals[0].dtype)
+        dtype = avals[0].dtype
+        wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+        return lambda *args: function(*(a.astype(wide) for a in args)).astype(dtype)
 
     return factory
 
 
-composite("zeta", _in_f32(hurwitz_zeta))
-composite("polygamma", _in_f32(polygamma))
+composite("zeta", _widened(hurwitz_zeta))
+composite("polygamma", _widened(polygamma))
 
 
 def _ragged_dot_general(

@@ -21,6 +21,8 @@ def contract(graph: GraphBuilder, lhs: Node, rhs: Node, dims: Dot, dtype: str) -
     """Dot with any operand and result dtypes; outer products and empty sums become elementwise."""
     if dtype == "bool":
         return graph.map("ne", contract(graph, lhs, rhs, dims, "i32"), graph.const(0, "i32"), dtype="bool")
+    if dtype != "f64" and "f64" in (lhs.dtype, rhs.dtype) and DTYPES[dtype].kind == "f":
+        return graph.convert(contract(graph, lhs, rhs, dims, "f64"), dtype)
     lhs, rhs = _operands(graph, lhs, rhs, dtype)
     terms = prod(lhs.shape[i] for i in dims.lhs_contract)
     free_lhs = [i for i in range(len(lhs.shape)) if i not in dims.lhs_contract and i not in dims.lhs_batch]
@@ -41,9 +43,10 @@ def contract(graph: GraphBuilder, lhs: Node, rhs: Node, dims: Dot, dtype: str) -
 
 
 def _operands(graph: GraphBuilder, lhs: Node, rhs: Node, dtype: str) -> tuple[Node, Node]:
-    """Operands in one dtype in which their products are those of the result: floats may stay narrow, since sums are f32."""
+    """Operands in one dtype in which their products are those of the result: floats may stay narrow, since sums are wide."""
     if DTYPES[dtype].kind != "f":
         return graph.convert(lhs, dtype), graph.convert(rhs, dtype)
     if lhs.dtype == rhs.dtype and DTYPES[lhs.dtype].kind == "f":
         return lhs, rhs
-    return graph.convert(lhs, "f32"), graph.convert(rhs, "f32")
+    wide = "f64" if dtype == "f64" else "f32"
+    return graph.convert(lhs, wide), graph.convert(rhs, wide)

@@ -10,17 +10,22 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, FLOATS, same_width, width
 from ..expr import Expr, copysign, where
-from ..mathlib import FUNCTIONS, integer_pow
+from ..mathlib import FUNCTIONS, function, integer_pow
 from ..scalar import scalar_rule
 from ..tile import Builder, Value
-from .bits import from_bits, is_zero, reduce_precision, to_bits
+from .bits import from_bits, is_zero, odd_f32, reduce_precision, to_bits
 
 Params = dict[str, Any]
 Types = tuple[str, ...]
 _I2, _F2, _B1, _B2 = ("i32", "i32"), ("f32", "f32"), ("bool",), ("bool", "bool")
-_SIGN = -(1 << 31)
+_SIGNED, _UNSIGNED = ("i32", "i64"), ("u32", "u64")
+
+
+def _sign_bit(x: Expr) -> int:
+    """The lowest number of the signed integer type as wide as `x`, whose only bit set is that of the sign."""
+    return -(1 << (width(x.dtype) - 1))
 
 
 def _simple(names: str, inputs: Types, function: Callable[..., Expr], output: str = "f32", exact: bool = False) -> None:
@@ -40,24 +45,24 @@ def _on_bool(boolean: str, number: str) -> Callable[[Expr, Expr], Expr]:
 
 
 def _div(x: Expr, y: Expr) -> Expr:
-    if x.dtype == "f32":
+    if x.dtype in FLOATS:
         return x / y
     zero = y.eq(0)
-    unsafe = zero | (x.eq(_SIGN) & y.eq(-1)) if x.dtype == "i32" else zero
+    unsafe = zero | (x.eq(_sign_bit(x)) & y.eq(-1)) if x.dtype in _SIGNED else zero
     return where(zero, -1, x / where(unsafe, 1, y))
 
 
 def _rem(x: Expr, y: Expr) -> Expr:
-    if x.dtype == "f32":
+    if x.dtype in FLOATS:
         return x.op("rem", y)
     zero = y.eq(0)
-    unsafe = zero | y.eq(-1) if x.dtype == "i32" else zero
+    unsafe = zero | y.eq(-1) if x.dtype in _SIGNED else zero
     return where(zero, x, x.op("rem", where(unsafe, 1, y)))
 
 
 def _sign(x: Expr) -> Expr:
-    if x.dtype == "u32":
-        return x.ne(0).to("u32")
+    if x.dtype in _UNSIGNED:
+        return x.ne(0).to(x.dtype)
     return where(x > 0, 1, where(x < 0, -1, x))  # keeps NaN and signed zeros
 
 
@@ -68,9 +73,9 @@ def _extreme(op: str, merge: str) -> Callable[[Expr, Expr], Expr]:
         if x.dtype == "bool":
             return x.op("or" if op == "max" else "and", y)
         result = x.op(op, y)
-        if x.dtype != "f32" or any(a.value.op == "const" and a.value.attr[1] != 0 for a in (x, y)):
+        if x.dtype not in FLOATS or any(a.value.op == "const" and a.value.attr[1] != 0 for a in (x, y)):
             return result
-        return where(x.eq(y), x.bits().op(merge, y.bits()).bits("f32"), result)
+        return where(x.eq(y), x.bits().op(merge, y.bits()).bits(x.dtype), result)
 
     return build
 
@@ -82,7 +87,7 @@ _simple("mul", _F2, _on_bool("and", "mul"))
 _simple("div", _F2, _div)
 _simple("rem", _F2, _rem)
 _simple("neg", ("f32",), lambda x: -x)
-_simple("abs", ("f32",), lambda x: x if x.dtype == "u32" else abs(x))
+_simple("abs", ("f32",), lambda x: x if x.dtype in _UNSIGNED else abs(x))
 _simple("sign", ("f32",), _sign, exact=True)
 _simple("square", ("f32",), lambda x: x if x.dtype == "bool" else x * x)
 _simple("one_minus_square", ("f32",), lambda x: (x.lift(1) + x) * (x.lift(1) - x))  # of JAX 0.12
@@ -112,12 +117,17 @@ def _integer_pow(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes:
 
 @scalar_rule("pow", inputs=_F2)
 def _pow(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
-    return FUNCTIONS["pow"](Expr(b, args[0]), Expr(b, args[1]).to("f32")).value
+    x = Expr(b, args[0])
+    return function("pow", x.dtype)(x, Expr(b, args[1]).to(x.dtype)).value
 
 
-for _name, _function in FUNCTIONS.items():
+def _of_its_type(name: str) -> Callable[..., Expr]:
+    return lambda *args: function(name, args[0].dtype)(*args)
+
+
+for _name in FUNCTIONS:
     if _name != "pow":
-        _simple(_name, _F2 if _name == "atan2" else ("f32",), _function)
+        _simple(_name, _F2 if _name == "atan2" else ("f32",), _of_its_type(_name))
 
 
 # -- comparison and choice ---------------------------------------------------------------------------------------------
@@ -158,14 +168,14 @@ _simple("not", ("i32",), lambda x: ~x, output="i32")
 def _unsigned(x: Expr, dtype: str) -> Expr:
     """The bits of an integer of element type `dtype`, zero-extended."""
     bits = DTYPES[dtype].bits
-    x = x.bits("u32")
-    return x if bits == 32 else x & ((1 << bits) - 1)
+    x = x.bits(same_width("u", x.dtype))
+    return x if bits == width(x.dtype) else x & ((1 << bits) - 1)
 
 
 def _amount(b: Builder, value: Value) -> tuple[Expr, Expr]:
-    """A shift amount within 0..31 (u32), and whether the true one is below 32; negative amounts count as large."""
-    amount = Expr(b, value).bits("u32")
-    return amount & 31, amount < 32
+    """A shift amount inside the width, unsigned, and whether the true one is; negative amounts count as large."""
+    amount, bits = Expr(b, value).bits(same_width("u", value.dtype)), width(value.dtype)
+    return amount & (bits - 1), amount < bits
 
 
 @scalar_rule("shift_left", inputs=_I2, output="i32")
@@ -183,12 +193,12 @@ def _shift_right_logical(b: Builder, args: tuple[Value, ...], params: Params, in
 
 @scalar_rule("shift_right_arithmetic", inputs=_I2, output="i32")
 def _shift_right_arithmetic(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
-    x = Expr(b, args[0]).bits("i32")
-    spare = 32 - DTYPES[in_dtypes[0]].bits
+    x, bits = Expr(b, args[0]).bits(), width(args[0].dtype)
+    spare = bits - DTYPES[in_dtypes[0]].bits
     if spare and args[0].dtype == "u32":
         x = (x << spare) >> spare
     amount, inside = _amount(b, args[1])
-    return (x >> where(inside, amount, 31).bits("i32")).bits(args[0].dtype).value
+    return (x >> where(inside, amount, bits - 1).bits()).bits(args[0].dtype).value
 
 
 @scalar_rule("population_count", inputs=("i32",), output="i32")
@@ -198,7 +208,7 @@ def _population_count(b: Builder, args: tuple[Value, ...], params: Params, in_dt
 
 @scalar_rule("clz", inputs=("i32",), output="i32")
 def _clz(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
-    zeros = _unsigned(Expr(b, args[0]), in_dtypes[0]).op("clz") - (32 - DTYPES[in_dtypes[0]].bits)
+    zeros = _unsigned(Expr(b, args[0]), in_dtypes[0]).op("clz") - (width(args[0].dtype) - DTYPES[in_dtypes[0]].bits)
     return zeros.bits(args[0].dtype).value
 
 
@@ -221,10 +231,12 @@ def _float_to_integer(x: Expr, dtype: str) -> Expr:
 def _convert(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
     x = Expr(b, args[0])
     target = DTYPES[out_dtype]
-    if x.dtype == "f32" and target.kind == "b":
+    if x.dtype in FLOATS and target.kind == "b":
         return (~is_zero(x)).value
-    if x.dtype == "f32" and target.kind in "iu":
+    if x.dtype in FLOATS and target.kind in "iu":
         return _float_to_integer(x, out_dtype).value
+    if x.dtype == "f64" and out_dtype in ("f16", "bf16"):
+        return odd_f32(x).value
     return x.to(target.compute).value
 
 
@@ -247,14 +259,14 @@ def _reduce_precision(b: Builder, args: tuple[Value, ...], params: Params, in_dt
 def _nextafter(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
     """One step in the order of the numbers, which is that of their bits taken as sign and magnitude."""
     x, y = (Expr(b, a) for a in args)
-    step = 1 << (32 - DTYPES[out_dtype].bits)
+    step = 1 << (width(x.dtype) - DTYPES[out_dtype].bits)
     shift = 16 if out_dtype == "f16" else 0
     x_bits, y_bits = (to_bits(v, "f16").bits("i32") << 16 if shift else v.bits() for v in (x, y))
-    x_order, y_order = (where(bits < 0, _SIGN - bits, bits) for bits in (x_bits, y_bits))
+    x_order, y_order = (where(bits < 0, _sign_bit(x) - bits, bits) for bits in (x_bits, y_bits))
     stepped = x_order + where(x_order < y_order, step, x_order.lift(-step))
     # Stepping onto zero keeps the sign of x.
     magnitude = where(stepped < 0, 0 - stepped, stepped)
-    sign = where(stepped.eq(0), x_bits & _SIGN, stepped & _SIGN)
+    sign = where(stepped.eq(0), x_bits & _sign_bit(x), stepped & _sign_bit(x))
     bits = where(x_order.eq(y_order), y_bits, magnitude | sign)
-    result = from_bits(bits.bits("u32") >> 16, "f16") if shift else bits.bits("f32")
+    result = from_bits(bits.bits("u32") >> 16, "f16") if shift else bits.bits(x.dtype)
     return where(x.is_nan() | y.is_nan(), math.nan, result).value

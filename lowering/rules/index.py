@@ -18,11 +18,14 @@ _MODES = {"CLIP": "clip", "FILL_OR_DROP": "fill", "PROMISE_IN_BOUNDS": "inbounds
 
 
 def index_i32(graph: GraphBuilder, index: Node) -> Node:
-    """An index as i32; a u32 beyond i32 stays the largest."""
-    if index.dtype == "u32":
+    """An index as i32; one beyond i32 becomes the nearest, which is outside of every array too."""
+    if index.dtype in ("u32", "i64", "u64"):
+        low, high = -(2**31), 2**31 - 1
         if index.op == "const":
-            return graph.const(index.attr.array.clip(None, 2**31 - 1), "i32")
-        index = graph.map("min", index, graph.const(2**31 - 1, "u32"))
+            return graph.const(index.attr.array.clip(low if index.dtype == "i64" else None, high), "i32")
+        index = graph.map("min", index, graph.const(high, index.dtype))
+        if index.dtype == "i64":
+            index = graph.map("max", index, graph.const(low, "i64"))
     return graph.const(index.attr.array, "i32") if index.op == "const" else graph.convert(index, "i32")
 
 

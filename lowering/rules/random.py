@@ -88,8 +88,11 @@ def _partitionable() -> bool:
 @rule("random_seed")
 def _(ctx: RuleContext, seeds: Node, **_: Any) -> Node:
     ctx.out()
-    words = ctx.graph.convert(seeds, "u32")
-    return _join(ctx.graph, ctx.graph.full(words.shape, 0, "u32"), words)
+    graph, words = ctx.graph, ctx.graph.convert(seeds, "u32")
+    if seeds.dtype in ("i64", "u64"):
+        high = graph.map("shift_right_logical", seeds, graph.const(32, seeds.dtype))
+        return _join(graph, graph.convert(high, "u32"), words)
+    return _join(graph, graph.full(words.shape, 0, "u32"), words)
 
 
 @rule("random_wrap", "random_unwrap", "random_clone")
@@ -123,9 +126,13 @@ def _(ctx: RuleContext, keys: Node, *, bit_width: int, shape: Sequence[int]) -> 
     if prod(result) == 0:
         return graph.full(result, 0, dtype)
     if _partitionable():
-        return graph.convert(graph.map("xor", *_hash_iota(graph, keys, shape)), dtype)
+        pair = _hash_iota(graph, keys, shape)
+        return _long(graph, *pair) if bit_width == 64 else graph.convert(graph.map("xor", *pair), dtype)
     batch, size = keys.shape[:-1], prod(shape)
     words = _hash_flat(graph, keys, -(-bit_width * size // 32))
+    if bit_width == 64:
+        first, second = (part(graph, words, len(batch), i * size, (i + 1) * size) for i in (0, 1))
+        return graph.reshape(_long(graph, first, second), result)
     per_word = 32 // bit_width
     if per_word > 1:
         spread = (*words.shape, per_word)
@@ -135,6 +142,12 @@ def _(ctx: RuleContext, keys: Node, *, bit_width: int, shape: Sequence[int]) -> 
         words = graph.reshape(graph.convert(words, dtype), (*batch, words.shape[-2] * per_word))
         words = part(graph, words, len(batch), 0, size)
     return graph.reshape(graph.convert(words, dtype), result)
+
+
+def _long(graph: GraphBuilder, high: Node, low: Node) -> Node:
+    """u64 of two u32."""
+    shifted = graph.map("shift_left", graph.convert(high, "u64"), graph.const(32, "u64"))
+    return graph.map("or", shifted, graph.convert(low, "u64"))
 
 
 @rule("iota_2x32_shape")

@@ -124,7 +124,7 @@ def _(ctx: RuleContext, x: Node, **_: Any) -> Node:
     return bitcast(ctx, x, shape, dtype)
 
 
-_UNSIGNED = {8: "u8", 16: "u16", 32: "u32"}
+_UNSIGNED = {8: "u8", 16: "u16", 32: "u32", 64: "u64"}
 
 
 def bitcast(ctx: RuleContext, x: Node, shape: tuple[int, ...], dtype: str) -> Node:
@@ -137,13 +137,14 @@ def bitcast(ctx: RuleContext, x: Node, shape: tuple[int, ...], dtype: str) -> No
         return graph.map("bitcast_convert_type", x, dtype=dtype)
     if min(old, new) < 8:
         ctx.refuse("bits of bool")
-    bits = graph.convert(bitcast(ctx, x, x.shape, _UNSIGNED[old]), "u32")
-    step = graph.const(min(old, new), "u32")
+    wide = "u64" if 64 in (old, new) else "u32"
+    bits = graph.convert(bitcast(ctx, x, x.shape, _UNSIGNED[old]), wide)
+    step = graph.const(min(old, new), wide)
     if old > new:
-        places = graph.iota(shape, len(shape) - 1, "u32")
+        places = graph.iota(shape, len(shape) - 1, wide)
         spread = graph.broadcast(bits, shape, range(len(x.shape)))
         bits = graph.map("shift_right_logical", spread, graph.map("mul", places, step))
     else:
-        places = graph.iota(x.shape, len(x.shape) - 1, "u32")
+        places = graph.iota(x.shape, len(x.shape) - 1, wide)
         bits = graph.reduce(graph.map("shift_left", bits, graph.map("mul", places, step)), "or", (len(x.shape) - 1,))
     return bitcast(ctx, graph.convert(bits, _UNSIGNED[new]), shape, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, same_width, width
 from ..graph import Argsort, GraphBuilder, Node
 from ..registry import RuleContext, rule
 from .index import take_along
@@ -83,16 +83,17 @@ def _where(graph: GraphBuilder, condition: Node, x: Node) -> Node:
 
 
 def _to_bits(graph: GraphBuilder, x: Node) -> Node:
-    """An i32 or u32 that holds `x` exactly, NaN and signed zero too."""
-    kind = DTYPES[x.dtype].kind
-    if kind == "f":
-        return graph.map("bitcast_convert_type", graph.convert(x, "f32"), dtype="i32")
-    return graph.convert(x, "u32" if kind == "u" else "i32")
+    """An integer of 32 or 64 bits that holds `x` exactly, NaN and signed zero too."""
+    info = DTYPES[x.dtype]
+    target = same_width("u" if info.kind == "u" else "i", info.compute)
+    if info.kind == "f":
+        return graph.map("bitcast_convert_type", graph.convert(x, info.compute), dtype=target)
+    return graph.convert(x, target)
 
 
 def _from_bits(graph: GraphBuilder, bits: Node, dtype: str) -> Node:
     if DTYPES[dtype].kind == "f":
-        return graph.convert(graph.map("bitcast_convert_type", bits, dtype="f32"), dtype)
+        return graph.convert(graph.map("bitcast_convert_type", bits, dtype=DTYPES[dtype].compute), dtype)
     return graph.convert(bits, dtype)
 
 
@@ -101,5 +102,6 @@ def _total_order(graph: GraphBuilder, x: Node) -> Node:
     bits = _to_bits(graph, x)
     if DTYPES[x.dtype].kind != "f":
         return bits
-    negative = graph.map("shift_right_arithmetic", bits, graph.const(31, "i32"))
-    return graph.map("xor", bits, graph.map("and", negative, graph.const(0x7FFFFFFF, "i32")))
+    top = width(bits.dtype) - 1
+    negative = graph.map("shift_right_arithmetic", bits, graph.const(top, bits.dtype))
+    return graph.map("xor", bits, graph.map("and", negative, graph.const((1 << top) - 1, bits.dtype)))

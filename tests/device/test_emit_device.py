@@ -8,7 +8,7 @@ import pytest
 from device_kernels import Array, apply, element_index, elementwise, run_on_device, subgroup_size
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from k3jit.lowering.dtypes import DTYPES
+from k3jit.lowering.dtypes import COMPUTE_TYPES, DTYPES, FLOATS, WIDE, width
 from k3jit.lowering.interp import run_dispatch
 from k3jit.lowering.tile import OPS, Builder, Kernel, Value
 
@@ -18,14 +18,24 @@ F32_SPECIALS = np.array(
 )
 I32_SPECIALS = np.array([0, 1, -1, 2, 3, -7, 31, 255, -(2**31), 2**31 - 1, 0x5A5A5A5A, -65536], np.int32)
 U32_SPECIALS = I32_SPECIALS.view(np.uint32)
-SPECIALS = {"f32": F32_SPECIALS, "i32": I32_SPECIALS, "u32": U32_SPECIALS, "bool": np.array([False, True])}
+F64_SPECIALS = np.concatenate([F32_SPECIALS.astype(np.float64), [0.1, 1e300, -1e-300, 2.0**-1022, 2.0**53 + 2, 2.0**63]])
+I64_SPECIALS = np.concatenate([I32_SPECIALS.astype(np.int64), [-(2**63), 2**63 - 1, 2**32, -(2**33) - 5, 63, 40]])
+SPECIALS = {
+    "f32": F32_SPECIALS,
+    "i32": I32_SPECIALS,
+    "u32": U32_SPECIALS,
+    "bool": np.array([False, True]),
+    "f64": F64_SPECIALS,
+    "i64": I64_SPECIALS,
+    "u64": I64_SPECIALS.view(np.uint64),
+}
 # Rounding may differ from the interpreter's: units in the last place.
 INEXACT = {"fma": 2**31, "sqrt": 4, "div": 4}
 WIDTHS = [None, ()]
 
 
 def assert_same(got: Array, expected: Array, ulp: int = 0, flushed: bool = False) -> None:
-    """Equal bits, but any NaN equals any other. `flushed`: f32 values below the normal range may be zeros."""
+    """Equal bits, but any NaN equals any other. `flushed`: values below the normal range may be zeros."""
     assert got.dtype == expected.dtype
     if expected.dtype.kind not in "fV" and expected.dtype != ml_dtypes.bfloat16:
         np.testing.assert_array_equal(got, expected)
@@ -35,9 +45,9 @@ def assert_same(got: Array, expected: Array, ulp: int = 0, flushed: bool = False
     kind = f"i{got.itemsize}"
     distance = np.abs(got.view(kind).astype(np.int64) - expected.view(kind))
     bad = (distance > ulp) & ~expected_nan
-    if flushed and got.dtype == np.float32:
+    if flushed and got.dtype in (np.float32, np.float64):
         with np.errstate(invalid="ignore"):
-            bad &= ~(np.abs(got.astype(np.float64) - expected) < np.finfo(np.float32).tiny)
+            bad &= ~(np.abs(got.astype(np.float64) - expected) < np.finfo(got.dtype).tiny)
     assert not bad.any(), f"{got[bad][:5]} instead of {expected[bad][:5]} ({int(bad.sum())} of {bad.size})"
 
 
@@ -77,7 +87,7 @@ def test_floats_narrow_to_the_nearest(name: str, rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("storage", WIDTHS)
-@pytest.mark.parametrize("name", ["bool", "i8", "u8", "i16", "u16", "i32", "u32", "f32"])
+@pytest.mark.parametrize("name", ["bool", "i8", "u8", "i16", "u16", "i32", "u32", "f32", *sorted(WIDE)])
 def test_elements_keep_their_values(name: str, storage: tuple[int, ...] | None, rng: np.random.Generator) -> None:
     dtype = DTYPES[name]
     x = rng.integers(0, 2, 999).astype(bool) if name == "bool" else random_bits(rng, 250, dtype.numpy.name)
@@ -94,6 +104,17 @@ def test_float_remainder_is_exact(rng: np.random.Generator) -> None:
     x = np.concatenate([x, a, random_bits(rng, 20_000), rng.standard_normal(2000).astype(np.float32) * 100])
     y = np.concatenate([y, c, random_bits(rng, 20_000), rng.standard_normal(2000).astype(np.float32)])
     (got,) = apply(lambda b, v, w: (b.op("rem", v, w),), [x, y], ["f32"])
+    with np.errstate(all="ignore"):
+        assert_same(got, np.fmod(x, y))
+
+
+def test_remainder_of_doubles_is_exact(rng: np.random.Generator) -> None:
+    x, y = pairs(F64_SPECIALS)
+    any_bits = rng.integers(0, 1 << 64, (2, 20_000), dtype=np.uint64).view(np.float64)
+    any_bits = np.where(np.abs(any_bits) < 2.0**-1022, 1.0, any_bits)
+    x = np.concatenate([x, any_bits[0], rng.standard_normal(2000) * 100])
+    y = np.concatenate([y, any_bits[1], rng.standard_normal(2000)])
+    (got,) = apply(lambda b, v, w: (b.op("rem", v, w),), [x, y], ["f64"])
     with np.errstate(all="ignore"):
         assert_same(got, np.fmod(x, y))
 
@@ -122,11 +143,11 @@ def _arguments(op: str, dtype: str) -> list[Array]:
         return [np.repeat(values, values.size), np.tile(values, values.size), np.resize(values, values.size**2)]
     x, y = pairs(values)
     keep = np.ones(x.size, bool)
-    if op in ("div", "rem") and dtype != "f32":
-        keep = (y != 0) & ~((y == -1) & (x == -(2**31))) if dtype == "i32" else y != 0
+    if op in ("div", "rem") and dtype not in FLOATS:
+        keep = (y != 0) & ~((y == -1) & (x == np.iinfo(x.dtype).min)) if dtype in ("i32", "i64") else y != 0
     if op in ("shl", "shr"):
-        keep = (y >= 0) & (y < 32)
-    if op in ("min", "max") and dtype == "f32":
+        keep = (y >= 0) & (y < width(dtype))
+    if op in ("min", "max") and dtype in FLOATS:
         keep = (x != 0) | (y != 0)  # which zero is the smaller one is open
     return [x[keep], y[keep]]
 
@@ -160,25 +181,29 @@ def test_operation_on_special_values(op: str, dtype: str) -> None:
         finite = np.abs(np.nan_to_num(np.stack(inputs), nan=0, posinf=0, neginf=0)).max(0) < 1e4
         inputs = [a[finite].copy() for a in inputs]
         kernel, groups = elementwise(lambda b, *args: (b.op(op, *args),), inputs, [result])
-    ulp = 1 if op == "fma" else INEXACT.get(op, 0) if dtype == "f32" else 0
+    ulp = 1 if op == "fma" else INEXACT.get(op, 0) if dtype in FLOATS else 0
     compare(kernel, groups, inputs, [result], ulp, flushed=op in ("mul", "div", "fma"))
 
 
 @pytest.mark.parametrize("source", SPECIALS)
 def test_conversions(source: str) -> None:
-    x = SPECIALS[source]
-    if source == "f32":
-        x = np.array([0, -0.0, 1, -1, 0.9, -0.9, 2.5, -2.5, 1e9, -1e9, 65535.5], np.float32)
-    targets = ["bool", "i32", "f32"] + (["u32"] if source != "f32" else [])
+    x, kind = SPECIALS[source], DTYPES[source].numpy
+    if source in FLOATS:
+        x = np.array([0, -0.0, 1, -1, 0.9, -0.9, 2.5, -2.5, 1e9, -1e9, 65535.5], kind)
+    targets = [t for t in COMPUTE_TYPES if source not in FLOATS or t not in ("u32", "u64")]
     kernel, groups = elementwise(lambda b, v: [b.op("convert", v, attr=t) for t in targets], [x], targets)
     compare(kernel, groups, [x], targets)
-    if source == "f32":
-        positive = np.array([0, 1, 0.9, 2.5, 3e9, 4294967040], np.float32)
-        kernel, groups = elementwise(lambda b, v: [b.op("convert", v, attr="u32")], [positive], ["u32"])
-        compare(kernel, groups, [positive], ["u32"])
+    if source in FLOATS:
+        for target, largest in (("u32", 4294967040), ("u64", 2.0**64 - 2.0**40), ("i64", 2.0**63 - 2.0**39)):
+            positive = np.array([0, 1, 0.9, 2.5, 3e9, largest], kind)
+            kernel, groups = elementwise(lambda b, v, t=target: [b.op("convert", v, attr=t)], [positive], [target])
+            compare(kernel, groups, [positive], [target])
+        x, targets = SPECIALS[source], sorted(FLOATS)
+        kernel, groups = elementwise(lambda b, v: [b.op("convert", v, attr=t) for t in targets], [x], targets)
+        compare(kernel, groups, [x], targets, flushed=True)
     if source != "bool":
         x = SPECIALS[source]
-        targets = ["i32", "u32", "f32"]
+        targets = [t for t in COMPUTE_TYPES if t != "bool" and width(t) == width(source)]
         kernel, groups = elementwise(lambda b, v: [b.op("bitcast", v, attr=t) for t in targets], [x], targets)
         compare(kernel, groups, [x], targets)
 
@@ -230,11 +255,11 @@ def test_subgroup_operations(dtype: str, rng: np.random.Generator) -> None:
 
     def make(b: Builder, v: Value, at: Value) -> list[Value]:
         results = [b.op("broadcast", v, attr=size - 1), b.op("shuffle", v, at)]
-        if dtype != "bool":
+        if dtype != "bool" and dtype not in WIDE:
             results += [b.op(f"subgroup_{name}", v) for name in ("add", "min", "max")]
         return results
 
-    results = [dtype] * (2 if dtype == "bool" else 5)
+    results = [dtype] * (2 if dtype == "bool" or dtype in WIDE else 5)
     kernel, groups = elementwise(make, [x, lane], results)
     compare(kernel, groups, [x, lane], results)
 
@@ -335,12 +360,14 @@ _BINARY = {
     "u32": ["add", "sub", "mul", "min", "max", "and", "or", "xor"],
     "bool": ["and", "or", "xor", "eq"],
 }
+_BINARY |= {f"{kind}64": _BINARY[f"{kind}32"] for kind in "fiu"}
 _UNARY = {
     "f32": ["neg", "abs", "floor", "ceil", "trunc", "round_even"],
     "i32": ["neg", "abs", "not", "popcount", "clz"],
     "u32": ["neg", "not", "popcount", "clz"],
     "bool": ["not"],
 }
+_UNARY |= {f"{kind}64": _UNARY[f"{kind}32"] for kind in "fiu"}
 
 
 @st.composite
@@ -366,7 +393,8 @@ def random_kernel(draw: st.DrawFn) -> Kernel:
         elif form == 5:
             new = b.op("select", pick("bool"), pick(dtype), pick(dtype))
         elif form == 6:
-            new = b.op("lt", pick("f32"), pick("f32")) if dtype == "bool" else b.op("convert", pick("i32"), attr=dtype)
+            source = draw(st.sampled_from(["i32", "u32", "i64", "u64"]))
+            new = b.op("lt", pick("f32"), pick("f32")) if dtype == "bool" else b.op("convert", pick(source), attr=dtype)
         elif form == 7 and dtype == "f32":
             new = b.op("round_to", pick("f32"), attr=draw(st.sampled_from(["f16", "bf16"])))
         elif form == 8 and depth < 2:
@@ -417,6 +445,9 @@ def test_random_kernels(kernel: Kernel, seed: int, checked: bool) -> None:
         "i32": rng.integers(-(2**31), 2**31, count).astype(np.int32),
         "u32": rng.integers(0, 2**32, count).astype(np.uint32),
         "f32": rng.choice(np.array([0.5, 1, -1, 3, -2.5, 7, np.inf, -np.inf, np.nan, 1e6], np.float32), count),
+        "f64": rng.choice(np.array([0.5, 1, -1, 3, -2.5, 7, np.inf, -np.inf, np.nan, 1e6]), count),
+        "i64": rng.integers(-(2**63), 2**63, count, endpoint=False),
+        "u64": rng.integers(0, 2**64, count, np.uint64, endpoint=False),
     }
     arguments = [inputs[t] for t in SPECIALS]
     got, expected = ([np.zeros(count, DTYPES[t].numpy) for t in SPECIALS] for _ in range(2))

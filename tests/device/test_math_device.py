@@ -12,10 +12,14 @@ from k3jit.lowering import scalar
 from k3jit.lowering.dtypes import DTYPES
 from k3jit.lowering.expr import Expr
 from k3jit.lowering.mathlib import ERROR_BOUNDS, FUNCTIONS
+from k3jit.lowering.mathlib64 import ERROR_BOUNDS as ERROR_BOUNDS64
+from k3jit.lowering.mathlib64 import FUNCTIONS as FUNCTIONS64
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
+from k3jit.runtime.device import default_device
 from scalar_kernels import run_columns, ulp_error
 from test_mathlib import REFERENCES
+from test_mathlib64 import powers, reference, worst
 from test_scalar import numbers, pairs
 
 KEEP = 4001
@@ -32,6 +36,17 @@ def test_error_bound(name: str) -> None:
     at = int(np.argmax(error))
     # Division may be off by 2.5 units on a device.
     assert error[at] <= ERROR_BOUNDS[name] + 2, f"{error[at]:.2f} units at {x[at]!r}: {got[at]!r} not {want[at]!r}"
+
+
+@pytest.mark.parametrize("name", sorted({*REFERENCES, "pow"}))
+def test_error_bound_of_f64(name: str) -> None:
+    caps = default_device().caps
+    if not (caps.float64 and caps.int64):
+        pytest.skip("the device does not compute in f64")
+    *columns, want = powers() if name == "pow" else reference(name)
+    (got,) = apply(lambda b, *v: [FUNCTIONS64[name](*(Expr(b, x) for x in v)).value], columns, ["f64"])
+    error, message = worst(got, want, *columns)
+    assert error <= ERROR_BOUNDS64[name] + 2, f"{name}: {message}"  # division as above
 
 
 def same(got: Array, want: Array, name: str) -> None:

@@ -34,6 +34,7 @@ UNDER = [
     Under("k3jit", jnp.float32, False),
     Under("xla_f32", jnp.float32, True),
     Under("xla_f64", jnp.float64, True),
+    Under("k3jit_f64", jnp.float64, False),
 ]
 
 

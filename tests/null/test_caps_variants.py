@@ -169,6 +169,27 @@ CASES: dict[str, Case] = {
 }
 
 
+def _wide_types(x: Any, y: Any, i: Any, u: Any) -> Any:
+    order = jnp.sort(i, 1), jnp.argsort(u, 0), lax.top_k(x, 4), jnp.argmax(i, 1), jnp.max(x, 1), lax.cummax(u, axis=0)
+    sums = jax.nn.softmax(x), x @ y, jnp.sum(i), jnp.cumsum(x, 1), i @ i.T, jnp.prod(u, 0)
+    moved = x.at[i[:, 0] % 9].add(1.5), x[i[0]], lax.bitcast_convert_type(x, jnp.uint16), u.astype(jnp.float32)
+    return (
+        order,
+        sums,
+        moved,
+        lax.rem(x, x + 3),
+        lax.population_count(u),
+        lax.clz(i),
+        jax.random.bits(jax.random.key(3), (5,), "uint64"),
+    )
+
+
+def _wide_arguments() -> list[np.ndarray]:
+    rng = np.random.default_rng(12)
+    i = rng.integers(-(2**63), 2**63, (9, 70), endpoint=False)
+    return [rng.standard_normal((9, 65)), rng.standard_normal((65, 7)), i, i.view(np.uint64)]
+
+
 class RaceChecked(NullDevice):
     """Raises where lanes of a workgroup race for its shared memory."""
 
@@ -178,10 +199,33 @@ class RaceChecked(NullDevice):
 @pytest.mark.parametrize("variant", list(VARIANTS))
 @pytest.mark.parametrize("name", list(CASES))
 def test_variant(name: str, variant: str) -> None:
-    case, device = CASES[name], RaceChecked(VARIANTS[variant])
-    args = case.args()
-    compiled = k3jit.jit(case.fun, device=device)
-    got, wanted = jax.tree.leaves(compiled(*args)), jax.tree.leaves(jax.jit(case.fun)(*args))
+    case = CASES[name]
+    check(case.fun, case.args(), case.tolerance, VARIANTS[variant])
+
+
+@pytest.mark.parametrize("variant", [name for name, caps in VARIANTS.items() if caps.float64])
+def test_wide_types(variant: str) -> None:
+    with jax.enable_x64(True):
+        check(_wide_types, _wide_arguments(), 1e-13, VARIANTS[variant])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lacking"), [("float64", "float64"), ("float64", "int64"), ("int64", "int64"), ("uint64", "int64")]
+)
+def test_types_that_a_device_lacks_are_refused(dtype: str, lacking: str) -> None:
+    device = NullDevice(replace(NULL_CAPS, **{lacking: False}))
+    with jax.enable_x64(True):
+        for fun, x in ((lambda x: x + 1, np.ones(3, dtype)), (lambda x: x.astype(dtype).sum(), np.ones(3, np.float32))):
+            with pytest.raises(k3jit.errors.UnsupportedDtype, match=f"{dtype[0]}.*64"):
+                k3jit.jit(fun, device=device)(x)
+        with pytest.raises(k3jit.errors.UnsupportedDtype, match=f"{dtype} arrays cannot live on this Vulkan device"):
+            k3jit.device_put(np.ones(3, dtype), device)
+
+
+def check(fun: Callable[..., Any], args: list[np.ndarray], tolerance: float, caps: DeviceCaps) -> None:
+    device = RaceChecked(caps)
+    compiled = k3jit.jit(fun, device=device)
+    got, wanted = jax.tree.leaves(compiled(*args)), jax.tree.leaves(jax.jit(fun)(*args))
     assert len(got) == len(wanted)
     for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -189,7 +233,7 @@ def test_variant(name: str, variant: str) -> None:
         if jnp.issubdtype(b.dtype, jnp.floating):
             mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
             largest = float(np.max(np.abs(theirs), initial=0))
-            np.testing.assert_allclose(mine, theirs, rtol=0, atol=case.tolerance * largest, err_msg=f"result {number}")
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance * largest, err_msg=f"result {number}")
         else:
             np.testing.assert_array_equal(mine, theirs, err_msg=f"result {number}")
     for executable in device.executables:

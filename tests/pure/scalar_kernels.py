@@ -34,8 +34,10 @@ def run_columns(build: Callable[..., Value], columns: Sequence[np.ndarray], out:
 
 
 def run_function(function: Callable[..., Expr], *columns: np.ndarray) -> np.ndarray:
-    """Apply a function of `Expr` on f32 columns."""
-    return run_columns(lambda b, *values: function(*(Expr(b, v) for v in values)).value, columns, "f32")
+    """Apply a function of `Expr` whose arguments and result have the type of the columns, f32 or f64."""
+    out = name_of(columns[0].dtype)
+    assert out is not None
+    return run_columns(lambda b, *values: function(*(Expr(b, v) for v in values)).value, columns, out)
 
 
 def ulp_error(got: np.ndarray, exact: np.ndarray) -> np.ndarray:

@@ -126,7 +126,7 @@ def test_plan_on_debian_12(apt_directory: Path) -> None:
     assert "http://mirror.example/debian\n" in write.text
     assert commands([update])[0].endswith(" update")
     assert commands([install])[0].endswith(
-        " install --no-install-recommends -t bookworm-backports libvulkan1 mesa-vulkan-drivers vulkan-validationlayers"
+        " install --no-install-recommends -t bookworm-backports libvulkan1 mesa-vulkan-drivers"
     )
 
 
@@ -246,6 +246,31 @@ def test_a_loader_override_is_named_instead_of_installing(monkeypatch: pytest.Mo
     assert done == []
 
 
+def test_a_layer_that_is_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = stub_system(monkeypatch, ("debian",), [])
+    monkeypatch.setattr(machine, "find_layers", lambda: [machine.LAYER])
+    machine.ensure_layer()
+    assert done == []
+
+
+def test_a_missing_layer_is_installed_and_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = stub_system(monkeypatch, ("debian",), [])
+    answers = iter([[], [machine.LAYER]])
+    monkeypatch.setattr(machine, "find_layers", lambda: next(answers))
+    machine.ensure_layer()
+    assert done[-1].endswith("vulkan-validationlayers")
+
+
+@pytest.mark.parametrize(("family", "advice"), [(("fedora",), "dnf install"), (("plan9",), "K3JIT_SKIP_DRIVER=1")])
+def test_other_systems_are_told_how_to_get_the_layer(
+    monkeypatch: pytest.MonkeyPatch, family: tuple[str, ...], advice: str
+) -> None:
+    stub_system(monkeypatch, family, [])
+    monkeypatch.setattr(machine, "find_layers", list)
+    with pytest.raises(steps.SetupError, match=advice):
+        machine.ensure_layer()
+
+
 def test_setup_without_a_device_fails_with_a_message() -> None:
     environment = {**os.environ, "VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
     environment.pop("K3JIT_SKIP_DRIVER", None)
@@ -268,4 +293,4 @@ def test_backports_that_cannot_be_reached_leave_the_releases_own_driver(monkeypa
     monkeypatch.setattr(machine.apt_sources, "read_sources", lambda directory: parse_one_line(ONE_LINE))
     machine.install_driver(BOOKWORM)
     assert done[0] == f"rm -f {apt_sources.BACKPORTS_FILE}"
-    assert done[-1].endswith("install --no-install-recommends libvulkan1 mesa-vulkan-drivers vulkan-validationlayers")
+    assert done[-1].endswith("install --no-install-recommends libvulkan1 mesa-vulkan-drivers")

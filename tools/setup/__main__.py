@@ -1,4 +1,7 @@
-"""`make setup`: a Vulkan device, then a virtual environment. Quick when both are there; standard library only."""
+"""`make setup`: a Vulkan device, then a virtual environment. Quick when both are there; standard library only.
+
+With --layer the Khronos validation layer too, which the tests need. Other arguments name extras of pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,13 @@ from owner import become_owner
 from steps import SetupError
 
 
-def main(extras: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    extras = [argument for argument in arguments if argument != "--layer"]
     try:
         if os.environ.get("K3JIT_SKIP_DRIVER") != "1":
             machine.ensure_device()
+            if "--layer" in arguments:
+                machine.ensure_layer()
         machine.ensure_venv_module()
         become_owner()
         virtual_environment.ensure_environment(extras)

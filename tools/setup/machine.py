@@ -12,13 +12,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import apt_sources
 from steps import NoRights, Run, SetupError, Step, Write, apt, perform
 
 PROBE = Path(__file__).with_name("vulkan_probe.py")
-# The validation layer is for the tests.
-DRIVER_PACKAGES = ("libvulkan1", "mesa-vulkan-drivers", "vulkan-validationlayers")
+DRIVER_PACKAGES = ("libvulkan1", "mesa-vulkan-drivers")
+LAYER = "VK_LAYER_KHRONOS_validation"
 # Mesa before this loops over the lanes at each load: lavapipe 22.3.6 measures 5 to 10 times slower than 25.0.7.
 OLDEST_FAST_MESA = 23
 DRIVER_OVERRIDES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE")
@@ -32,6 +33,17 @@ ADVICE = {
     "nixos": "nix-shell -p vulkan-loader mesa",
     "darwin": "brew install vulkan-loader molten-vk",
     "windows": "the driver of your GPU's maker, which brings Vulkan along",
+}
+
+LAYER_ADVICE = {
+    "fedora": "dnf install vulkan-validation-layers",
+    "rhel": "dnf install vulkan-validation-layers",
+    "arch": "pacman -S vulkan-validation-layers",
+    "suse": "zypper install vulkan-validationlayers",
+    "alpine": "apk add vulkan-validation-layers",
+    "nixos": "nix-shell -p vulkan-validation-layers",
+    "darwin": "brew install vulkan-validationlayers",
+    "windows": "the Vulkan SDK",
 }
 
 
@@ -64,7 +76,16 @@ def read_system(os_release: Path = Path("/etc/os-release")) -> System:
 
 def find_devices() -> list[dict[str, str]]:
     """Vulkan devices of version 1.2 or later; a driver that crashes counts as none."""
-    probe = subprocess.run([sys.executable, "-B", str(PROBE)], capture_output=True, text=True, check=False)
+    return _probe()
+
+
+def find_layers() -> list[str]:
+    """Names of the Vulkan layers that the loader knows."""
+    return _probe("--layers")
+
+
+def _probe(*options: str) -> list[Any]:
+    probe = subprocess.run([sys.executable, "-B", str(PROBE), *options], capture_output=True, text=True, check=False)
     return json.loads(probe.stdout) if probe.returncode == 0 else []
 
 
@@ -143,6 +164,28 @@ def ensure_device() -> None:
         devices = upgrade_lavapipe(system) or devices
     for device in devices:
         print(f"Vulkan device: {device['name']} [{device['kind']}], {device['driver']}", flush=True)
+
+
+def ensure_layer() -> None:
+    """Finds the Khronos validation layer, which the tests need, or installs it.
+
+    Raises:
+        SetupError: there is none and none can be installed from here.
+    """
+    if LAYER in find_layers():
+        return
+    system = read_system()
+    if not system.has_apt:
+        known = next((LAYER_ADVICE[name] for name in system.family if name in LAYER_ADVICE), None)
+        raise SetupError(
+            f"the tests need the Vulkan layer {LAYER}. Install it"
+            + (f":\n  {known}" if known else "")
+            + "\nand run make again. K3JIT_SKIP_DRIVER=1 skips this check."
+        )
+    package = "vulkan-validationlayers"
+    perform([apt("update"), apt("install", "--no-install-recommends", package)], "Installing the Khronos validation layer")
+    if LAYER not in find_layers():
+        raise SetupError(f"{package} was installed, but the Vulkan loader does not list {LAYER}.")
 
 
 def upgrade_lavapipe(system: System) -> list[dict[str, str]]:

@@ -1,4 +1,7 @@
-"""Lists the Vulkan devices of this machine as JSON. Run in a process of its own, because a broken driver may crash it."""
+"""Lists the Vulkan devices, or with --layers the layers, of this machine as JSON.
+
+Run in a process of its own, because a broken driver may crash it.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,15 @@ class Properties2(Structure):
     )
 
 
+class LayerProperties(Structure):
+    _fields_ = (
+        ("layerName", c_char * 256),
+        ("specVersion", c_uint32),
+        ("implementationVersion", c_uint32),
+        ("description", c_char * 256),
+    )
+
+
 def load() -> ctypes.CDLL | None:
     for name in LOADERS:
         try:
@@ -119,5 +131,17 @@ def devices() -> list[dict[str, str]]:
     return found
 
 
+def layers() -> list[str]:
+    """Names of the installed layers; empty without a loader."""
+    vulkan = load()
+    if vulkan is None:
+        return []
+    count = c_uint32()
+    vulkan.vkEnumerateInstanceLayerProperties(byref(count), None)
+    properties = (LayerProperties * count.value)()
+    vulkan.vkEnumerateInstanceLayerProperties(byref(count), properties)
+    return [layer.layerName.decode(errors="replace") for layer in properties[: count.value]]
+
+
 if __name__ == "__main__":
-    print(json.dumps(devices()))
+    print(json.dumps(layers() if "--layers" in sys.argv else devices()))

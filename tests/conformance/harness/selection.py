@@ -117,7 +117,7 @@ def in_tier(harness, tier: str) -> bool:
         return tier == "linalg"
     if tier == "linalg":
         return False
-    exotic = g in EXOTIC_GROUPS or dt.startswith("complex") or dt == "float64"
+    exotic = g in EXOTIC_GROUPS or dt.startswith("complex")
     small = dt in SMALL_INT_DTYPES
     if tier == "core":
         return not exotic and not small
