@@ -108,10 +108,10 @@ LOOPS: dict[str, tuple[Function, tuple[Any, ...]]] = {
 SMOOTH = [n for n in LOOPS if n not in ("bits", "whole numbers")]
 
 
-def loss_of(function: Function) -> Function:
-    """A number that depends on all floating-point results."""
+def loss_of(function: Function, dtype: Any = np.float32) -> Function:
+    """A number that depends on all results of type `dtype`."""
 
     def loss(*args: Any) -> Any:
-        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*args)) if leaf.dtype == jnp.float32)
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*args)) if leaf.dtype == dtype)
 
     return loss

@@ -14,8 +14,7 @@ from math import prod
 
 from ...runtime.caps import DeviceCaps
 from ..cost import DISPATCH
-from ..dtypes import DTYPES
-from ..dtypes import width as bits
+from ..dtypes import DTYPES, width
 from ..graph import Loop, Node
 from ..groups import Group
 from ..index import ZERO, Index, constant, counter, flatten, symbol, unflatten
@@ -58,13 +57,13 @@ def layout_of(turn: Turn, caps: DeviceCaps) -> Layout | str:
     if turn.depth > bounds.depth:
         return f"a turn has a chain of {turn.depth} nodes, and a kernel holds {bounds.depth}"
     count, everyone = turn.slices.count, LANES.get(caps.kind, MANY)
-    width = shared_width(turn, caps)
+    sharing = lanes_of_slice(turn, caps)
     apart = Layout(_neighbours(turn, local_size(count, caps), caps), together=False)
     while apart.lanes > caps.subgroup_size and shared_bytes(turn, apart) > caps.shared_bytes:
         apart = Layout(apart.lanes // 2, together=False)
-    together = Layout(width, together=True)
+    together = Layout(sharing, together=True)
     best: tuple[float, Layout] | None = None
-    for layout, lanes in ((apart, count), (together, count * min(width, turn.elements))):
+    for layout, lanes in ((apart, count), (together, count * min(sharing, turn.elements))):
         work = turn.tiled if layout is apart else turn.untiled
         time = work * count / min(lanes, everyone)
         if shared_bytes(turn, layout) <= caps.shared_bytes and (best is None or time < best[0]):
@@ -88,22 +87,22 @@ def _neighbours(turn: Turn, lanes: int, caps: DeviceCaps) -> int:
     return lanes
 
 
-def shared_width(turn: Turn, caps: DeviceCaps) -> int:
+def lanes_of_slice(turn: Turn, caps: DeviceCaps) -> int:
     """Lanes of a workgroup that shares a slice."""
-    width, most = caps.subgroup_size, min(TOGETHER, caps.max_local_size)
-    while caps.kind != "cpu" and width < turn.elements and width * 2 <= most:
-        width *= 2
-    return width
+    lanes, most = caps.subgroup_size, min(TOGETHER, caps.max_local_size)
+    while caps.kind != "cpu" and lanes < turn.elements and lanes * 2 <= most:
+        lanes *= 2
+    return lanes
 
 
 def shared_bytes(turn: Turn, layout: Layout) -> int:
     """Workgroup memory of a layout."""
 
-    def nbytes(node: Node, copies: int = 1) -> int:
-        return turn.count(node) * copies * bits(DTYPES[node.dtype].compute) // 8
+    def nbytes(node: Node) -> int:
+        return turn.count(node) * width(DTYPES[node.dtype].compute) // 8
 
+    states = sum(nbytes(n) * (1 if n in turn.in_place else 2) for n in turn.states if turn.count(n) > 1)
     after = turn.spec.body.outputs[: turn.spec.carries]
-    states = sum(nbytes(n, 1 if n in turn.in_place else 2) for n in turn.states if turn.count(n) > 1)
     kept = sum(nbytes(n) for n in turn.stored if n not in after)
     return (states + kept) * (1 if layout.together else layout.lanes)
 
@@ -388,7 +387,7 @@ class _LoopKernel:
         most = self.limits.products // (2 * self.limits.step * len(turn.tiles))  # a bound that the kernel's tiles share
         most = max(1, min(most, self.limits.weight // (4 * max(1, phase.weight))))
         count = prod(own)
-        width = rows_of(count, most)
+        together = rows_of(count, most)
 
         def block(first: Index, size: int, other: Index) -> None:
             def local(row: Index) -> Position:
@@ -408,14 +407,14 @@ class _LoopKernel:
                 visit(local(first + i))
 
         def blocks(other: Index) -> None:
-            whole = count // width
+            whole = count // together
             if whole == 1:
-                block(ZERO, width, other)
+                block(ZERO, together, other)
             else:
                 with b.loop(0, whole) as loop:
-                    block(counter("r", whole, loop.index) * width, width, other)
-            if count % width:
-                block(constant(whole * width), count % width, other)
+                    block(counter("r", whole, loop.index) * together, together, other)
+            if count % together:
+                block(constant(whole * together), count % together, other)
 
         if prod(others) == 1:
             return blocks(ZERO)

@@ -109,6 +109,18 @@ def test_results_take_the_place_of_donated_arguments(name: str, forced: str) -> 
     compare([r[: w.size].reshape(w.shape) for r, w in zip(results, wanted, strict=True)], wanted, 1e-5, 1.0)
 
 
+def test_wide_types(forced: str) -> None:
+    """64-bit state takes two words an element, in registers and in workgroup memory."""
+    with jax.enable_x64(True):
+        for name in ("diagonal", "rnn", "delta rule"):
+            function, args = LOOPS[name]
+            wide = tuple(a.astype(np.float64) for a in args)
+            program = check(jax.grad(loss_of(function, np.float64), (0, 1)), wide, tolerance=1e-11)
+            assert decisions(program, "one kernel")
+        big = np.arange(35, dtype=np.int64).reshape(5, 7) << 33
+        check(lambda x: lax.scan(lambda c, v: (c * 3 + v, c >> 1), x[0], x), (big,), tolerance=0.0)
+
+
 # -- random bodies -----------------------------------------------------------------------------------------------------------
 def _random_body(seed: int, batch: int, width: int) -> Function:
     """body(weights, (matrix, vector, count), row) -> the same state, stacked values. Shapes [batch, width], [batch], []."""

@@ -134,7 +134,9 @@ def test_names_of_test_files_are_unique() -> None:
 def text_files() -> list[Path]:
     kinds = {".py", ".md", ".toml", ".sh", ".ipynb", ""}
     inside = [path for folder in (*CODE_FOLDERS, "docs", ".ci") for path in (ROOT / folder).rglob("*")]
-    return sorted(path for path in (*inside, *ROOT.iterdir()) if path.is_file() and path.suffix in kinds)
+    return sorted(
+        path for path in (*inside, *ROOT.iterdir()) if path.is_file() and path.suffix in kinds and path.name != ".git"
+    )
 
 
 def documents() -> list[Path]:
