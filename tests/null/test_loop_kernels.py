@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fusion_programs import compare, flat
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from k3jit.lowering import hazards
@@ -195,12 +195,23 @@ def test_random_bodies(seed: int, length: int, batch: int, width: int, reverse: 
         return lax.scan(outer, (h, v), None, 5)
 
     args = (h, v, w, rows)
+    function, tolerance = (nested if way == "nested" else scan), 1e-4
     if way == "gradient":
-        check(jax.grad(loss_of(scan), (0, 1, 2, 3)), args, tolerance=1e-3)
+        function, tolerance = jax.grad(loss_of(scan), (0, 1, 2, 3)), 1e-3
     elif way == "vmap":
-        check(jax.vmap(scan, (0, None, 0, None)), (np.stack([h, -h]), v, np.stack([w, w * 0.5]), rows), tolerance=1e-4)
-    else:
-        check(nested if way == "nested" else scan, args, tolerance=1e-4)
+        function, args = jax.vmap(scan, (0, None, 0, None)), (np.stack([h, -h]), v, np.stack([w, w * 0.5]), rows)
+    assume(_is_stable(function, args, tolerance))
+    check(function, args, tolerance)
+
+
+def _is_stable(function: Function, args: tuple[Any, ...], tolerance: float) -> bool:
+    """Whether turn after turn makes no more of a rounding error than the tolerance allows: chaos has no right value."""
+    compiled = jax.jit(function)
+    try:
+        compare(flat(compiled(*(a * np.float32(1 + 2.0**-22) for a in args))), flat(compiled(*args)), tolerance / 4, 1.0)
+    except AssertionError:
+        return False
+    return True
 
 
 # -- what is refused, and why ------------------------------------------------------------------------------------------------
