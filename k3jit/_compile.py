@@ -32,6 +32,7 @@ def lower(closed: Any, caps: Any, name: str, donated: frozenset[int], *, use_cac
     from . import _dump, plan_cache
 
     started = time.perf_counter()
+    closed = _jax_compat.expanded(closed)
     key = plan_cache.key(closed, caps, name, donated) if use_cache else None
     program = plan_cache.load(key) if key is not None else None
     cached = program is not None

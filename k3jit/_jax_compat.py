@@ -22,6 +22,7 @@ try:
     from jax._src import config as _config
     from jax._src import core as _core
     from jax._src import dtypes as _dtypes
+    from jax._src.interpreters import partial_eval as _partial_eval
     from jax._src.interpreters import pxla as _pxla
 
     trace_context: Callable[[], Any] = _config.trace_context
@@ -34,6 +35,7 @@ try:
     _CANONICALIZE = _dtypes.register_canonicalize_value_handler
     _SHARD = _pxla.shard_arg_handlers
     _SHARD_ARGS = _pxla.shard_args
+    _EXPAND = _partial_eval.lower_jaxpr2
     _MISSING: str | None = None
 except (ImportError, AttributeError) as _error:  # pragma: no cover - only on a JAX outside the window
     _MISSING = str(_error)
@@ -90,6 +92,14 @@ def hoist(closed: Any) -> tuple[Any, list[Any]]:
         debug = debug._replace(arg_names=("",) * len(consts) + tuple(debug.arg_names))
     inputs = [*inner.constvars, *inner.invars]
     return ClosedJaxpr(inner.replace(constvars=(), invars=inputs, debug_info=debug), ()), consts
+
+
+def expanded(closed: Any) -> Any:
+    """The jaxpr with JAX's high-level primitives (from 0.12 on frexp, searchsorted, ...) replaced by what they stand for.
+
+    Derivatives and batching have rules for the high level, so this comes last, right before lowering.
+    """
+    return _EXPAND(closed) if closed.jaxpr.is_high else closed
 
 
 def evaluate(eqn: Any, inputs: Sequence[Any]) -> list[Any]:

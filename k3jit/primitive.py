@@ -65,6 +65,15 @@ def _run(*args: Any, jaxpr: Any, name: str, device: Any) -> list[Any]:
     return _compile.loaded(jaxpr, target, name).run(args)
 
 
+def _expand(*args: Any, jaxpr: Any, name: str, device: Any) -> list[Any]:
+    """The call of a jaxpr that holds high-level primitives, where the trace (such as eager evaluation) takes none."""
+    expanded, consts = _derived(jaxpr, "expanded", lambda: _jax_compat.hoist(_jax_compat.expanded(jaxpr)))
+    return call([*consts, *args], expanded, name, device)
+
+
+k3_call_p.to_lojax = _expand  # type: ignore[method-assign]
+
+
 @k3_call_p.def_effectful_abstract_eval
 def _types(*avals: Any, jaxpr: Any, name: str, device: Any) -> tuple[list[Any], Any]:
     return list(jaxpr.out_avals), jaxpr.effects

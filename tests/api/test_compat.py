@@ -56,6 +56,30 @@ def test_array_hooks() -> None:
     np.testing.assert_array_equal(jax.jit(lambda: x + 1)(), X + 1)  # constant of XLA
 
 
+def test_high_level_primitives_are_expanded() -> None:
+    x = np.array([0.5, -3.0, 40.0, 0.0], np.float32)
+    table = np.array([-1.0, 0.0, 2.5, 50.0], np.float32)
+
+    def parts(x: Any) -> Any:
+        mantissa, exponent = jnp.frexp(x)
+        return jnp.ldexp(mantissa, exponent + 1)
+
+    def f(x: Any) -> Any:
+        scanned, _ = jax.lax.scan(lambda c, _: (parts(c), None), x, None, length=3)
+        chosen = jax.lax.cond(x[0] > 0, parts, jnp.sin, x)
+        remade = jax.checkpoint(lambda v: parts(v) * 2)(x)
+        rows = jax.vmap(lambda v: jnp.frexp(v)[1])(jnp.stack([x, x + 1]))
+        return scanned, chosen, remade, rows, jnp.searchsorted(table, x), jnp.nonzero(x, size=2)[0]
+
+    for got, want in zip(k3jit.jit(f)(x), jax.jit(f)(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+    def loss(x: Any) -> Any:
+        return jnp.sum(jnp.ldexp(x * x, jnp.array([1, 2, 3, 4])))
+
+    np.testing.assert_array_equal(jax.grad(k3jit.jit(loss))(x), jax.grad(loss)(x))
+
+
 def test_hoisted_constants_are_the_first_inputs() -> None:
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     closed = jax.make_jaxpr(lambda a: (a @ table.T, a + table[0]))(X)

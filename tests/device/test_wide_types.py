@@ -102,7 +102,8 @@ def test_bitcasts() -> None:
         parts = [lax.bitcast_convert_type(x, jnp.dtype(name)) for name in names]
         return *parts, *(lax.bitcast_convert_type(p, jnp.float64) for p in parts)
 
-    same(function, calm((5, 7)))
+    with np.errstate(invalid="ignore"):  # some parts are NaN, which NumPy converts for the comparison
+        same(function, calm((5, 7)))
 
 
 @pytest.mark.parametrize("wide", WIDE)
