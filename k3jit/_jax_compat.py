@@ -8,6 +8,7 @@ device array is made; importing this file changes nothing in JAX.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,6 +113,13 @@ def evaluate(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
 def key_base(key: Any) -> Any:
     """The raw uint32 array (or device array) inside a typed PRNG key array, without running anything."""
     return key._base_array
+
+
+@functools.cache
+def cpu_sharding() -> Any:
+    """The placement that a CPU array has. JAX 0.12.1 replaced the class by a function and warns of the class."""
+    make = getattr(jax.sharding, "make_single_device_sharding", None) or jax.sharding.SingleDeviceSharding
+    return make(jax.local_devices(backend="cpu")[0])
 
 
 def user_line(eqn: Any) -> str:

@@ -118,11 +118,11 @@ class Array(jax.Array):
     # XLA has no name for our device, so towards JAX an array says where its eager operations run: the CPU.
     @property
     def sharding(self) -> Any:
-        return _cpu_sharding()
+        return _jax_compat.cpu_sharding()
 
     @property
     def device(self) -> Any:
-        return _cpu_sharding()
+        return _jax_compat.cpu_sharding()
 
     @property
     def committed(self) -> bool:
@@ -131,7 +131,7 @@ class Array(jax.Array):
     _committed = committed
 
     def devices(self) -> set[Any]:
-        return set(_cpu_sharding().device_set)
+        return set(_jax_compat.cpu_sharding().device_set)
 
     @property
     def is_fully_addressable(self) -> bool:
@@ -349,7 +349,7 @@ class Array(jax.Array):
         # JAX asks for it while it moves the array, so it must not go through a copy of the array itself.
         from jax.experimental.layout import Format, Layout
 
-        return Format(Layout(tuple(range(self.ndim))), _cpu_sharding())
+        return Format(Layout(tuple(range(self.ndim))), _jax_compat.cpu_sharding())
 
 
 METHODS = """
@@ -517,15 +517,6 @@ def block_until_ready(tree: Any) -> Any:
 
 def _restore(value: np.ndarray, weak_type: bool) -> Array:
     return put(value, _device.default_device(), weak_type)
-
-
-_sharding: list[Any] = []
-
-
-def _cpu_sharding() -> Any:
-    if not _sharding:
-        _sharding.append(jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0]))
-    return _sharding[0]
 
 
 def _for_xla(array: Array) -> np.ndarray:

@@ -56,6 +56,10 @@ def test_array_hooks() -> None:
     np.testing.assert_array_equal(jax.jit(lambda: x + 1)(), X + 1)  # constant of XLA
 
 
+def test_placement_is_that_of_a_cpu_array() -> None:
+    assert k3jit.device_put(X).sharding == jnp.asarray(X).sharding
+
+
 def test_high_level_primitives_are_expanded() -> None:
     x = np.array([0.5, -3.0, 40.0, 0.0], np.float32)
     table = np.array([-1.0, 0.0, 2.5, 50.0], np.float32)
