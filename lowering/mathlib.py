@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import math_exp, math_special, math_trig
+from . import math_exp, math_pi, math_special, math_trig
 from .expr import Expr
 from .math_exp import integer_pow
 from .mathlib64 import FUNCTIONS as FUNCTIONS64
@@ -44,6 +44,7 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "digamma": math_special.digamma,
     "pow": math_special.pow,
 }
+FUNCTIONS |= math_pi.over_pi(FUNCTIONS, math_trig.sin_cos_pi)
 
 # Largest error in units in the last place of the exact result, over all normal arguments and with correctly rounded
 # division and square root, whether or not `fma` is fused. Results below 2**-126 may be zero.
@@ -79,6 +80,15 @@ ERROR_BOUNDS: dict[str, float] = {
     "lgamma": 5.5,
     "digamma": 5.0,
     "pow": 1.5,
+    "sinpi": 2.5,
+    "cospi": 2.5,
+    "tanpi": 4.5,
+    "asinpi": 4.0,
+    "acospi": 3.0,
+    "atanpi": 3.0,
+    "atan2pi": 3.0,
+    "exp2m1": 4.0,
+    "log2p1": 4.0,
 }
 
 
@@ -87,4 +97,4 @@ def function(name: str, dtype: str) -> Callable[..., Expr]:
     return (FUNCTIONS64 if dtype == "f64" else FUNCTIONS)[name]
 
 
-__all__ = ["ERROR_BOUNDS", "FUNCTIONS", "function", "integer_pow"]
+__all__ = ["ERROR_BOUNDS", "FUNCTIONS", "FUNCTIONS64", "function", "integer_pow"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import math64_exp, math64_special, math64_trig
+from . import math64_exp, math64_special, math64_trig, math_pi
 from .expr import Expr
 
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "digamma": math64_special.digamma,
     "pow": math64_special.pow,
 }
+FUNCTIONS |= math_pi.over_pi(FUNCTIONS, math64_trig.sin_cos_pi)
 
 # Largest error in units in the last place of the exact result, over all normal arguments and with correctly rounded
 # division and square root, whether or not `fma` is fused. Results below 2**-1022 may be zero.
@@ -72,6 +73,15 @@ ERROR_BOUNDS: dict[str, float] = {
     "lgamma": 4.5,
     "digamma": 3.5,
     "pow": 1.6,
+    "sinpi": 2.5,
+    "cospi": 2.5,
+    "tanpi": 4.5,
+    "asinpi": 4.0,
+    "acospi": 3.0,
+    "atanpi": 3.0,
+    "atan2pi": 3.0,
+    "exp2m1": 4.0,
+    "log2p1": 4.0,
 }
 
 __all__ = ["ERROR_BOUNDS", "FUNCTIONS"]

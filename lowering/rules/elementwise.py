@@ -91,6 +91,7 @@ _simple("abs", ("f32",), lambda x: x if x.dtype in _UNSIGNED else abs(x))
 _simple("sign", ("f32",), _sign, exact=True)
 _simple("square", ("f32",), lambda x: x if x.dtype == "bool" else x * x)
 _simple("one_minus_square", ("f32",), lambda x: (x.lift(1) + x) * (x.lift(1) - x))  # of JAX 0.12
+_simple("fma fmuladd", ("f32", "f32", "f32"), lambda x, y, z: x.fma(y, z))  # of JAX 0.12.1
 _simple("max", _F2, _max, exact=True)
 _simple("min", _F2, _min, exact=True)
 _simple("clamp", ("f32", "f32", "f32"), lambda low, x, high: _min(_max(x, low), high), exact=True)
@@ -115,6 +116,17 @@ def _integer_pow(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes:
     return integer_pow(Expr(b, args[0]), params["y"]).value
 
 
+@scalar_rule("polynomial", inputs=_F2)  # of JAX 0.12.1
+def _polynomial(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
+    """args[1] + args[2] x + args[3] x**2 + ... by Horner's rule."""
+    x, *coefficients = (Expr(b, a) for a in args)
+    result = coefficients.pop()
+    while coefficients:
+        term = coefficients.pop()
+        result = result.fma(x, term) if x.dtype in FLOATS else result * x + term
+    return result.value
+
+
 @scalar_rule("pow", inputs=_F2)
 def _pow(b: Builder, args: tuple[Value, ...], params: Params, in_dtypes: Types, out_dtype: str) -> Value:
     x = Expr(b, args[0])
@@ -127,7 +139,7 @@ def _of_its_type(name: str) -> Callable[..., Expr]:
 
 for _name in FUNCTIONS:
     if _name != "pow":
-        _simple(_name, _F2 if _name == "atan2" else ("f32",), _of_its_type(_name))
+        _simple(_name, _F2 if _name in ("atan2", "atan2pi") else ("f32",), _of_its_type(_name))
 
 
 # -- comparison and choice ---------------------------------------------------------------------------------------------

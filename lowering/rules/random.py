@@ -100,14 +100,17 @@ def _(ctx: RuleContext, keys: Node, **_: Any) -> Node:
     return keys
 
 
-@rule("random_split")
-def _(ctx: RuleContext, keys: Node, *, shape: Sequence[int]) -> Node:
-    graph, result = ctx.graph, ctx.out()[0]
-    if prod(result) == 0:
-        return graph.full(result, 0, "u32")
+def _split(graph: GraphBuilder, keys: Node, shape: Sequence[int]) -> Node:
+    """New keys, u32[batch ++ shape ++ 2]."""
     if _partitionable():
         return _join(graph, *_hash_iota(graph, keys, shape))
-    return graph.reshape(_hash_flat(graph, keys, 2 * prod(shape)), result)
+    return graph.reshape(_hash_flat(graph, keys, 2 * prod(shape)), (*keys.shape[:-1], *shape, 2))
+
+
+@rule("random_split")
+def _(ctx: RuleContext, keys: Node, *, shape: Sequence[int], out_sharding: Any = None) -> Node:
+    result = ctx.out()[0]
+    return ctx.graph.full(result, 0, "u32") if prod(result) == 0 else _split(ctx.graph, keys, shape)
 
 
 @rule("random_fold_in")
@@ -119,20 +122,52 @@ def _(ctx: RuleContext, keys: Node, data: Node) -> Node:
     return _join(graph, *threefry2x32(graph, (first, second), counters))
 
 
+def _split_in(graph: GraphBuilder, keys: Node, count: int) -> list[Node]:
+    """`count` new keys for each key, each of the shape of `keys`."""
+    batch = len(keys.shape) - 1
+    new = _split(graph, keys, (count,))
+    return [graph.reshape(part(graph, new, batch, i, i + 1), keys.shape) for i in range(count)]
+
+
+def _words(graph: GraphBuilder, keys: Node, shape: Sequence[int], count: int) -> list[Node]:
+    """`count` (1 or even) independent words for every number, u32[batch ++ shape] each: two come of one hash."""
+    if count > 2:
+        return [word for key in _split_in(graph, keys, count // 2) for word in _words(graph, key, shape, 2)]
+    if _partitionable():
+        pair = _hash_iota(graph, keys, shape)
+        return list(pair) if count == 2 else [graph.map("xor", *pair)]
+    result = (*keys.shape[:-1], *shape)
+    return [graph.reshape(_hash_flat(graph, key, prod(shape)), result) for key in _split_in(graph, keys, count)]
+
+
+@rule("raw_bits")  # of JAX 0.12.1
+def _(ctx: RuleContext, keys: Node, *, shape: Sequence[int]) -> list[Node]:
+    result = ctx.out()[0]
+    return [ctx.graph.full(result, 0, "u32")] * 2 if prod(result) == 0 else _words(ctx.graph, keys, shape, 2)
+
+
 @rule("random_bits")
-def _(ctx: RuleContext, keys: Node, *, bit_width: int, shape: Sequence[int]) -> Node:
+def _(
+    ctx: RuleContext, keys: Node, *, bit_width: int, shape: Sequence[int], num_streams: int = 1, out_sharding: Any = None
+) -> list[Node]:
     graph = ctx.graph
     result, dtype = ctx.out()
     if prod(result) == 0:
-        return graph.full(result, 0, dtype)
-    if _partitionable():
-        pair = _hash_iota(graph, keys, shape)
-        return _long(graph, *pair) if bit_width == 64 else graph.convert(graph.map("xor", *pair), dtype)
-    batch, size = keys.shape[:-1], prod(shape)
+        return [graph.full(result, 0, dtype)] * num_streams
+    if num_streams == 1 and not _partitionable():
+        return [graph.reshape(_flat_bits(graph, keys, bit_width, prod(shape), dtype), result)]
+    if bit_width == 64:
+        words = _words(graph, keys, shape, 2 * num_streams)
+        return [_long(graph, *pair) for pair in zip(words[::2], words[1::2], strict=True)]
+    return [graph.convert(word, dtype) for word in _words(graph, keys, shape, num_streams)]
+
+
+def _flat_bits(graph: GraphBuilder, keys: Node, bit_width: int, size: int, dtype: str) -> Node:
+    """`size` numbers for every key in JAX's older layout, where words hold several narrow numbers."""
+    batch = keys.shape[:-1]
     words = _hash_flat(graph, keys, -(-bit_width * size // 32))
     if bit_width == 64:
-        first, second = (part(graph, words, len(batch), i * size, (i + 1) * size) for i in (0, 1))
-        return graph.reshape(_long(graph, first, second), result)
+        return _long(graph, *(part(graph, words, len(batch), i * size, (i + 1) * size) for i in (0, 1)))
     per_word = 32 // bit_width
     if per_word > 1:
         spread = (*words.shape, per_word)
@@ -141,7 +176,7 @@ def _(ctx: RuleContext, keys: Node, *, bit_width: int, shape: Sequence[int]) -> 
         words = graph.map("shift_right_logical", words, places)
         words = graph.reshape(graph.convert(words, dtype), (*batch, words.shape[-2] * per_word))
         words = part(graph, words, len(batch), 0, size)
-    return graph.reshape(graph.convert(words, dtype), result)
+    return graph.convert(words, dtype)
 
 
 def _long(graph: GraphBuilder, high: Node, low: Node) -> Node:
@@ -151,6 +186,6 @@ def _long(graph: GraphBuilder, high: Node, low: Node) -> Node:
 
 
 @rule("iota_2x32_shape")
-def _(ctx: RuleContext, *, shape: Sequence[int]) -> tuple[Node, Node]:
+def _(ctx: RuleContext, *, shape: Sequence[int], out_sharding: Any = None) -> tuple[Node, Node]:
     graph = ctx.graph
     return graph.full(shape, 0, "u32"), graph.reshape(graph.iota((prod(shape),), 0, "u32"), tuple(shape))

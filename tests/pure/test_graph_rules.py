@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -204,9 +205,20 @@ def test_random_is_bit_equal(partitionable: bool) -> None:
         raw = jax.random.split(jax.random.PRNGKey(seed))
         return widths, batched, folded, raw, keys[0, 1:].T, jax.random.clone(key), jax.random.permutation(key, 10)
 
-    before = jax.config.jax_threefry_partitionable
-    try:
-        jax.config.update("jax_threefry_partitionable", partitionable)
+    with jax.threefry_partitionable(partitionable):
         check(function, KEY, np.int32(-3))
-    finally:
-        jax.config.update("jax_threefry_partitionable", before)
+
+
+SEVERAL_STREAMS = "num_streams" in inspect.signature(jax.random.bits).parameters  # JAX 0.12.1 and later
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_streams_are_bit_equal(partitionable: bool) -> None:
+    def function(key: jax.Array) -> Any:
+        if not SEVERAL_STREAMS:
+            return jax.random.bits(key, (5,))
+        widths = [jax.random.bits(key, (3, 5), d, num_streams=n) for d in ("uint8", "uint16", "uint32") for n in (1, 2, 4)]
+        return widths, jax.vmap(lambda k: jax.random.bits(k, (0, 3), num_streams=2))(jax.random.split(key, 2))
+
+    with jax.threefry_partitionable(partitionable):
+        check(function, KEY)

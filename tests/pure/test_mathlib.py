@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from k3jit.lowering import interp
-from k3jit.lowering.mathlib import ERROR_BOUNDS, FUNCTIONS
+from k3jit.lowering.mathlib import ERROR_BOUNDS, FUNCTIONS, FUNCTIONS64
+from mpmath import fp
 from scalar_kernels import run_function, ulp_error
 from scipy import special
 
@@ -29,6 +30,17 @@ def any_bits() -> np.ndarray:
 def near_right_angles() -> np.ndarray:
     turns = np.concatenate([np.arange(1, 4000), np.random.default_rng(2).integers(4000, 2**40, 4000)])
     return (turns * (np.pi / 2)).astype(np.float32)
+
+
+def finite(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
+    """`function` of every finite number; NaN of the others."""
+    return lambda x: np.array([function(v) if np.isfinite(v) else np.nan for v in x.tolist()])
+
+
+def near_halves() -> np.ndarray:
+    """Multiples of a half and their neighbours, without the poles of the tangent."""
+    halves = np.arange(-40, 40, dtype=np.float32) / 2
+    return np.concatenate([halves[halves % 1 == 0], *(np.nextafter(halves, np.float32(end)) for end in (-np.inf, np.inf))])
 
 
 ANY = any_bits()
@@ -59,6 +71,17 @@ REFERENCES: dict[str, tuple[Callable[..., np.ndarray], list[np.ndarray]]] = {
     "erfc": (special.erfc, [ANY, uniform(-5, 10), uniform(-1, 1)]),
     "erf_inv": (special.erfinv, [uniform(-1, 1), np.float32(1 - 2.0 ** -np.linspace(1, 24, 1000))]),
     "lgamma": (special.gammaln, [np.abs(ANY), uniform(0, 10), uniform(0.9, 1.1), uniform(1.9, 2.1), uniform(0, 1e-3)]),
+    "sinpi": (finite(fp.sinpi), [ANY, uniform(-2, 2), uniform(-1000, 1000), near_halves()]),
+    "cospi": (finite(fp.cospi), [ANY, uniform(-2, 2), uniform(-1000, 1000), near_halves()]),
+    "tanpi": (
+        lambda x: finite(fp.sinpi)(x) / (finite(fp.cospi)(x) + 0.0),
+        [uniform(-2, 2), uniform(-1000, 1000), near_halves()],
+    ),
+    "asinpi": (lambda x: np.arcsin(x) / np.pi, [ANY, uniform(-1, 1)]),
+    "acospi": (lambda x: np.arccos(x) / np.pi, [ANY, uniform(-1, 1)]),
+    "atanpi": (lambda x: np.arctan(x) / np.pi, [ANY, uniform(-3, 3)]),
+    "exp2m1": (lambda x: np.expm1(x * np.log(2)), [ANY, uniform(-30, 128), uniform(-1, 1), uniform(-1e-4, 1e-4)]),
+    "log2p1": (lambda x: np.log1p(x) / np.log(2), [ANY, uniform(-1, 3), uniform(-0.01, 0.01)]),
     "digamma": (special.digamma, [np.abs(ANY), uniform(0, 10), uniform(1.4, 1.5), uniform(0, 1e-3)]),
 }
 
@@ -89,7 +112,7 @@ def test_error_bound(name: str) -> None:
     error, message = worst(got, want, x)
     assert error <= ERROR_BOUNDS[name], f"{name}: {message}"
     zero = (want == 0) & (x == 0)
-    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(x[zero] if name != "cos" else got[zero]))
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(x[zero] if name not in ("cos", "cospi") else got[zero]))
 
 
 @pytest.mark.usefixtures("fma")
@@ -133,6 +156,30 @@ def test_atan2() -> None:
     np.testing.assert_array_equal(np.signbit(got[number]), np.signbit(want[number]))
 
 
+@pytest.mark.usefixtures("fma")
+def test_atan2pi() -> None:
+    y, x = uniform(-3, 3), uniform(-3, 3)[::-1]
+    error, message = worst(run_function(FUNCTIONS["atan2pi"], y, x), np.arctan2(y, x, dtype=np.float64) / np.pi, y, x)
+    assert error <= ERROR_BOUNDS["atan2pi"], message
+
+
+def test_exact_results() -> None:
+    """Whole and half turns, with the signs of IEEE 754-2019, and powers of two."""
+    inf, x = np.inf, np.float32([0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 1.5, -1.5, 2.5, 1e30, -1e30, np.inf])
+    expected = {
+        "sinpi": [0.0, -0.0, 0.0, -0.0, 0.0, -0.0, 1, -1, -1, 1, 1, 0.0, -0.0, np.nan],
+        "cospi": [1, 1, -1, -1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, np.nan],
+        "tanpi": [0.0, -0.0, -0.0, 0.0, 0.0, -0.0, inf, -inf, -inf, inf, inf, 0.0, -0.0, np.nan],
+    }
+    for dtype, functions in ((np.float32, FUNCTIONS), (np.float64, FUNCTIONS64)):
+        for name, want in expected.items():
+            got = run_function(functions[name], x.astype(dtype))
+            np.testing.assert_array_equal(got, want, err_msg=name)
+            np.testing.assert_array_equal(np.signbit(got[:-1]), np.signbit(want[:-1]), err_msg=name)
+        for name, want in {"asinpi": 0.5, "acospi": 0.0, "exp2m1": 1, "log2p1": 1}.items():
+            assert run_function(functions[name], np.ones(1, dtype)) == want, name
+
+
 @pytest.mark.parametrize("name", ["lgamma", "digamma"])
 def test_gamma_functions_below_zero(name: str) -> None:
     x = np.concatenate(
@@ -160,4 +207,4 @@ def test_saturation() -> None:
 
 
 def test_every_function_has_a_bound() -> None:
-    assert set(FUNCTIONS) == set(ERROR_BOUNDS) == {*REFERENCES, "pow", "atan2"}
+    assert set(FUNCTIONS) == set(ERROR_BOUNDS) == {*REFERENCES, "pow", "atan2", "atan2pi"}

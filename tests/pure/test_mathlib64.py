@@ -59,6 +59,11 @@ def angles() -> list[Array]:
     return [sized(), uniform(-4, 4), uniform(-1e5, 1e5), uniform(0, 1e7), near_right_angles(), turns * (np.pi / 2), edges]
 
 
+def turns() -> list[Array]:
+    """Numbers of every size; those of 2**53 and more are whole and even, and the tangent has poles between."""
+    return [sized(-1020, 50), uniform(-4, 4), uniform(-1e6, 1e6), beside(1), beside(0.5), beside(1.5), beside(-1000)]
+
+
 def log_gamma(x: mpf) -> mpf:
     return mpm.loggamma(x) if x > 0 else mpm.log(abs(mpm.gamma(x)))
 
@@ -93,6 +98,20 @@ REFERENCES: dict[str, tuple[Callable[[mpf], mpf], Callable[[], list[Array]]]] = 
     "lgamma": (
         log_gamma,
         lambda: [abs(sized(-1022, 1013)), uniform(0, 10), beside(1), beside(2), uniform(0.4, 3.5), abs(sized(-20, 8))],
+    ),
+    "sinpi": (mpm.sinpi, turns),
+    "cospi": (mpm.cospi, turns),
+    "tanpi": (lambda x: mpm.sinpi(x) / mpm.cospi(x), turns),
+    "asinpi": (lambda x: mpm.asin(x) / mp.pi, lambda: [uniform(-1, 1), sized(-1020, -1), inside(1), -inside(1), beside(0.5)]),
+    "acospi": (lambda x: mpm.acos(x) / mp.pi, lambda: [uniform(-1, 1), sized(-1020, -1), inside(1), -inside(1), beside(0.5)]),
+    "atanpi": (lambda x: mpm.atan(x) / mp.pi, lambda: [sized(-1020), uniform(-3, 3), sized(-50, 3)]),
+    "exp2m1": (
+        lambda x: mpm.expm1(x * mpm.log(2)),
+        lambda: [sized(-1020, 9), uniform(-60, 1023.9), uniform(-1, 1), sized(-60, 0), beside(1)],
+    ),
+    "log2p1": (
+        lambda x: mpm.log1p(x) / mpm.log(2),
+        lambda: [abs(sized()), uniform(-1, 3), sized(-60, -1), -inside(1), beside(1)],
     ),
     "digamma": (mpm.digamma, lambda: [abs(sized(-1021)), uniform(0, 10), beside(1.4616321449683622), uniform(1, 4)]),
 }
@@ -179,6 +198,14 @@ def test_atan2() -> None:
 
 
 @pytest.mark.usefixtures("fma")
+def test_atan2pi() -> None:
+    y, x = uniform(-3, 3), uniform(-3, 3)[::-1]
+    got = run_function(FUNCTIONS["atan2pi"], y, x)
+    error, message = worst(got, exact_values(lambda a, b: mpm.atan2(a, b) / mp.pi, y, x), y, x)
+    assert error <= ERROR_BOUNDS["atan2pi"], message
+
+
+@pytest.mark.usefixtures("fma")
 @pytest.mark.parametrize("name", ["lgamma", "digamma"])
 def test_gamma_functions_below_zero(name: str) -> None:
     x = np.concatenate([uniform(-20, 0), -abs(sized(-40, 6)), -0.5 - np.arange(20)])
@@ -234,4 +261,4 @@ def test_results_stay_in_their_range() -> None:
 
 
 def test_every_function_has_a_bound() -> None:
-    assert set(FUNCTIONS) == set(ERROR_BOUNDS) == {*REFERENCES, "pow", "atan2"}
+    assert set(FUNCTIONS) == set(ERROR_BOUNDS) == {*REFERENCES, "pow", "atan2", "atan2pi"}

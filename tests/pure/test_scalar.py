@@ -168,6 +168,11 @@ def _one_minus_square(x: jax.Array) -> jax.Array:
     return (1 + x) * (1 - x)
 
 
+# Of JAX 0.12.1; before, only test_mathlib looks at them.
+OVER_PI = ("sinpi", "cospi", "tanpi", "asinpi", "acospi", "atanpi", "exp2m1", "log2p1")
+MATH |= {name: (getattr(lax, name), 1e-6, 0) for name in OVER_PI if hasattr(lax, name)}
+
+
 STEP = {"f32": 0.0, "f64": 0.0, "bf16": 2.0**-6, "f16": 2.0**-9}  # units in the last place: XLA rounds elsewhere
 SHARE = {"f64": 2.0**-29}  # of the tolerances in f32
 # XLA takes exp2 as exp(x ln 2) and sinh as exp(x - ln 2), which lose digits far from zero; test_mathlib has the rest.
@@ -178,9 +183,10 @@ def test_every_rule_is_tested() -> None:
     scalar.lookup("add")
     others = (
         "add_any div pow atan2 is_finite round integer_pow not population_count clz select_n clamp convert_element_type "
-        "reduce_precision bitcast_convert_type copy copy_p stop_gradient nextafter log2"
+        "reduce_precision bitcast_convert_type copy copy_p stop_gradient nextafter log2 "
+        "atan2pi fma fmuladd polynomial"
     )
-    tested = {*UNARY_EXACT, *BINARY_EXACT, *COMPARE, *BITWISE, *SHIFTS, *MATH, *others.split()}
+    tested = {*UNARY_EXACT, *BINARY_EXACT, *COMPARE, *BITWISE, *SHIFTS, *MATH, *OVER_PI, *others.split()}
     assert set(scalar_rules) == tested
 
 
@@ -256,8 +262,34 @@ def test_binary_functions(dtype: str) -> None:
     check("pow", lax.pow, [x, y], dtype, max(2e-6 * share, STEP[dtype]), 1e-37)
     # XLA takes atan2 of two numbers below 1e-30 for that of zeros.
     check("atan2", lax.atan2, [x, y], dtype, max(1e-6 * share, STEP[dtype]), 1e-37)
+    if hasattr(lax, "atan2pi"):
+        check("atan2pi", lax.atan2pi, [x, y], dtype, max(1e-6 * share, STEP[dtype]), 1e-37)
     powers = numbers("i8", 17)[:300].astype(np.int32)
     check("pow", lax.pow, [x[:300], powers], dtype, max(2e-6 * share, STEP[dtype]), 1e-37)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["fma", "fmuladd"])
+def test_fma(name: str, dtype: str) -> None:
+    columns = [np.abs(numbers(dtype, seed)) for seed in (40, 41, 42)]  # where nothing cancels
+    rtol = {"f32": 2e-7, "f64": 4e-16, "bf16": 2.0**-7, "f16": 2.0**-10}[dtype]
+    check(name, lambda x, y, z: x * y + z, pairs(*columns), dtype, rtol, 2.0**-20 if dtype == "f16" else 0.0)
+
+
+def test_fma_rounds_once() -> None:
+    x = np.float32([1 + 2.0**-12])
+    y = -np.float32([1 + 2.0**-11])
+    got = run_columns(lambda b, u, v: scalar.apply(b, "fma", (u, u, v), {}, ("f32",) * 3, "f32"), [x, y], "f32")
+    assert got == 2.0**-24
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "u8"])
+def test_polynomial(dtype: str) -> None:
+    columns = [numbers(dtype, seed)[:200] for seed in (43, 44, 45, 46)]
+    if DTYPES[dtype].kind == "f":
+        columns = [np.abs(c) for c in columns]
+    rtol = {"f32": 4e-7, "f64": 8e-16}.get(dtype, 0.0)
+    check("polynomial", lambda x, a, b, c: a + x * (b + x * c), columns, dtype, rtol)
 
 
 def test_log2() -> None:
