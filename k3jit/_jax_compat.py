@@ -100,7 +100,35 @@ def expanded(closed: Any) -> Any:
 
     Derivatives and batching have rules for the high level, so this comes last, right before lowering.
     """
+    if hasattr(closed, "with_consts"):
+        return _expanded_inside(closed, {})
     return _EXPAND(closed) if closed.jaxpr.is_high else closed
+
+
+def _expanded_inside(jaxpr: Any, done: dict[Any, Any]) -> Any:
+    """Also where `is_high` of the outer jaxpr does not tell of the inner ones: custom_linear_solve hides them."""
+    if jaxpr in done:
+        return done[jaxpr]
+    low = _EXPAND(jaxpr) if jaxpr.is_high else jaxpr
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, _core.Jaxpr):
+            return _expanded_inside(value, done)
+        if isinstance(value, tuple):
+            parts = [inner(part) for part in value]
+            if any(new is not old for new, old in zip(parts, value, strict=True)):
+                return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return value
+
+    equations = []
+    for equation in low.eqns:
+        params = {key: inner(value) for key, value in equation.params.items()}
+        changed = any(params[key] is not value for key, value in equation.params.items())
+        equations.append(equation.replace(params=params) if changed else equation)
+    if any(new is not old for new, old in zip(equations, low.eqns, strict=True)):
+        low = low.replace(eqns=equations)
+    done[jaxpr] = low
+    return low
 
 
 def evaluate(eqn: Any, inputs: Sequence[Any]) -> list[Any]:

@@ -185,7 +185,7 @@ def arrays(dtype: Any, shape: Any, *, specials: bool = True) -> Any:
         count = int(np.prod(chosen, dtype=int))
         # A short random list, repeated: large arrays stay cheap to draw and to shrink.
         return st.lists(elements, min_size=1, max_size=max(1, min(count, 24))).map(
-            lambda values: np.resize(np.asarray(values, np.float64 if kind.kind not in "biu" else None), chosen).astype(kind)
+            lambda values: np.resize(np.asarray(values, kind if kind.kind in "biu" else np.float64), chosen).astype(kind)
         )
 
     return shapes.flatmap(fill)

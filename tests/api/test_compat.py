@@ -84,6 +84,14 @@ def test_high_level_primitives_are_expanded() -> None:
     np.testing.assert_array_equal(jax.grad(k3jit.jit(loss))(x), jax.grad(loss)(x))
 
 
+def test_high_level_primitives_inside_a_solver_are_expanded() -> None:
+    def solution(x: Any) -> Any:
+        return jax.scipy.sparse.linalg.cg(lambda v: v * 3, x)[0]
+
+    np.testing.assert_allclose(k3jit.jit(solution)(X), X / 3, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: k3jit.jit(solution)(x).sum())(X), np.full_like(X, 1 / 3), rtol=1e-6)
+
+
 def test_hoisted_constants_are_the_first_inputs() -> None:
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     closed = jax.make_jaxpr(lambda a: (a @ table.T, a + table[0]))(X)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from k3jit import _jax_compat
 from k3jit.lowering.desugar import build_graph
 from k3jit.lowering.graph import Graph
 from k3jit.lowering.reference import evaluate
@@ -21,7 +22,7 @@ def plain(leaf: Any) -> np.ndarray:
 
 def check(function: Callable[..., Any], *args: Any, tolerance: float = 0.0) -> Graph:
     """Assert equal results (shape, dtype, value; NaN equals NaN) and return the graph."""
-    graph = build_graph(jax.make_jaxpr(function)(*args))
+    graph = build_graph(_jax_compat.expanded(jax.make_jaxpr(function)(*args)))
     got = evaluate(graph, *(plain(leaf) for leaf in jax.tree.leaves(args)))
     want = [plain(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*args))]
     assert len(got) == len(want)

@@ -233,7 +233,7 @@ def both_signs(x: Array) -> Array:
 def test_special_values_are_those_of_jax(name: str) -> None:
     """Zeros and their signs, infinities, NaN, overflow, underflow."""
     columns = [both_signs(SPECIAL)]
-    if name in ("pow", "atan2"):
+    if name in ("pow", "atan2", "atan2pi"):
         first, second = (BASES, POWERS) if name == "pow" else (DIRECTIONS, DIRECTIONS)
         columns = [grid.ravel() for grid in np.meshgrid(both_signs(first), both_signs(second))]
     with jax.enable_x64(True):
