@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from k3jit import _jax_compat
 from k3jit.lowering.desugar import build_graph
 from k3jit.lowering.graph import Graph
 from k3jit.lowering.reference import evaluate
+
+from k3jit import _jax_compat
 
 
 def plain(leaf: Any) -> np.ndarray:
