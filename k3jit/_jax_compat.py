@@ -109,7 +109,7 @@ def _expanded_inside(jaxpr: Any, done: dict[Any, Any]) -> Any:
     """Also where `is_high` of the outer jaxpr does not tell of the inner ones: custom_linear_solve hides them."""
     if jaxpr in done:
         return done[jaxpr]
-    low = _EXPAND(jaxpr) if jaxpr.is_high else jaxpr
+    low: Any = _EXPAND(jaxpr) if jaxpr.is_high else jaxpr
 
     def inner(value: Any) -> Any:
         if isinstance(value, _core.Jaxpr):
