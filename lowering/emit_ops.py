@@ -44,7 +44,8 @@ SIMPLE: dict[tuple[str, str], int] = {
 # Instructions of GLSL.std.450, likewise.
 GLSL: dict[tuple[str, str], int] = {
     **_each(_REALS, fma=Glsl.FMA, abs=Glsl.F_ABS, sqrt=Glsl.SQRT),
-    **_each(_REALS, floor=Glsl.FLOOR, ceil=Glsl.CEIL, trunc=Glsl.TRUNC, round_even=Glsl.ROUND_EVEN),
+    **_each(_REALS, floor=Glsl.FLOOR, ceil=Glsl.CEIL),
+    **_each(("f32",), trunc=Glsl.TRUNC, round_even=Glsl.ROUND_EVEN),
     **_each(_SIGNED, abs=Glsl.S_ABS, min=Glsl.S_MIN, max=Glsl.S_MAX),
     **_each(_UNSIGNED, min=Glsl.U_MIN, max=Glsl.U_MAX),
 }
@@ -143,6 +144,29 @@ def _round_to(e: Emitter, value: Value) -> int:
 def _float_remainder(e: Emitter, value: Value) -> int:
     a, b = value.args
     return e.code.op(Op.FUNCTION_CALL, e.module.types[value.dtype], helper(e.module, f"fmod_{value.dtype}"), e.ids[a], e.ids[b])
+
+
+# Of f64, lavapipe's Trunc and RoundEven leave numbers above 2**24 as they are where the CPU has no AVX-512; its Floor and
+# Ceil are right.
+
+
+def _trunc_wide(e: Emitter, value: Value) -> int:
+    code, module, real, x = e.code, e.module, e.module.types[value.dtype], e.ids[value.args[0]]
+    negative = code.exact(Op.F_LT, module.bool_, x, module.literal(value.dtype, 0.0))
+    return code.op(Op.SELECT, real, negative, code.glsl(Glsl.CEIL, real, x), code.glsl(Glsl.FLOOR, real, x))
+
+
+def _round_even_wide(e: Emitter, value: Value) -> int:
+    """Adding 2**52 rounds the magnitude to an integer; from there on every number is one. The sign of zeros is kept."""
+    code, module, dtype, x = e.code, e.module, value.dtype, e.ids[value.args[0]]
+    kind, sign_bit, real = same_width("u", dtype), sign_and_infinity(dtype)[0], module.types[dtype]
+    unsigned, integers = module.types[kind], module.literal(dtype, 2.0**52)
+    magnitude = code.glsl(Glsl.F_ABS, real, x)
+    rounded = code.exact(Op.F_SUB, real, code.exact(Op.F_ADD, real, magnitude, integers), integers)
+    sign = code.op(Op.BIT_AND, unsigned, code.op(Op.BITCAST, unsigned, x), module.literal(kind, sign_bit))
+    signed = code.op(Op.BIT_OR, unsigned, code.op(Op.BITCAST, unsigned, rounded), sign)
+    has_fraction = code.exact(Op.F_LT, module.bool_, magnitude, integers)
+    return code.op(Op.SELECT, real, has_fraction, code.op(Op.BITCAST, real, signed), x)
 
 
 def _constant(e: Emitter, value: Value) -> int:
@@ -282,6 +306,8 @@ SPECIAL: dict[str | tuple[str, str], Callable[[Emitter, Value], int]] = {
     **{("min", t): _float_extreme(Op.F_LT, Op.F_UNORD_LT) for t in _REALS},
     **{("max", t): _float_extreme(Op.F_GT, Op.F_UNORD_GT) for t in _REALS},
     **{("rem", t): _float_remainder for t in _REALS},
+    ("trunc", "f64"): _trunc_wide,
+    ("round_even", "f64"): _round_even_wide,
     **{("popcount", t): _popcount for t in ("i64", "u64")},
     "clz": _clz,
     "convert": _convert,

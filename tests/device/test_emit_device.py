@@ -108,6 +108,18 @@ def test_float_remainder_is_exact(rng: np.random.Generator) -> None:
         assert_same(got, np.fmod(x, y))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_roundings_are_exact_at_every_magnitude(dtype: str, rng: np.random.Generator) -> None:
+    """Some drivers round doubles by way of 32-bit integers, which is wrong from 2**24 on."""
+    floats = DTYPES[dtype].numpy
+    x = rng.standard_normal(20_000) * 2.0 ** rng.uniform(-4, 60, 20_000)
+    x = np.concatenate([x, np.rint(x) + 0.5, np.arange(-10, 10) + 0.5]).astype(floats)
+    operations = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round_even": np.rint}
+    results = apply(lambda b, v: [b.op(name, v) for name in operations], [x], [dtype] * len(operations))
+    for got, rounded in zip(results, operations.values(), strict=True):
+        assert_same(got, rounded(x))
+
+
 def test_remainder_of_doubles_is_exact(rng: np.random.Generator) -> None:
     x, y = pairs(F64_SPECIALS)
     any_bits = rng.integers(0, 1 << 64, (2, 20_000), dtype=np.uint64).view(np.float64)
