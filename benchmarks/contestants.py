@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,20 @@ class Ready:
 Contestant = Callable[[Workload], Ready]
 
 
-def _ready(begin: float, run: Callable[..., Any], args: tuple[Any, ...], carried: int, facts: dict[str, float]) -> Ready:
-    """`run` returns when its results are there."""
+def _ready(
+    begin: float, run: Callable[..., Any], args: Sequence[Any], carried: int, to_host: Callable[[Any], np.ndarray] = np.array
+) -> Ready:
+    """`run` returns when its results are there; the first `carried` of them are its next arguments."""
     state = list(args)
 
     def call() -> Any:
         results = run(*state)
-        if carried:
-            state[:carried] = results[:carried]
+        state[:carried] = results[:carried] if carried else []
         return results
 
     first = call()
     seconds = time.perf_counter() - begin
-    return Ready(call, [np.array(leaf) for leaf in jax.tree.leaves(first)], seconds, facts)
+    return Ready(call, [to_host(leaf) for leaf in jax.tree.leaves(first)], seconds)
 
 
 def k3jit_vulkan(workload: Workload) -> Ready:
@@ -60,14 +61,14 @@ def k3jit_vulkan(workload: Workload) -> Ready:
     args = tuple(k3jit.device_put(arg) for arg in workload.args)
     begin = time.perf_counter()
     function = k3jit.jit(workload.function, donate_argnums=tuple(range(workload.carried)))
-    ready = _ready(begin, lambda *a: k3jit.block_until_ready(function(*a)), args, workload.carried, {})
+    ready = _ready(begin, lambda *a: k3jit.block_until_ready(function(*a)), args, workload.carried)
     compiled = function.lower(*workload.args).compile()
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     ready.facts = {
         "kernels": cost["kernels"],
         "dispatches": compiled.dispatches,
         "flops": cost["flops"],
-        "temporary_bytes": memory["temporaries"],
+        "temporary_bytes": memory["temp_size_in_bytes"],
     }
     return ready
 
@@ -77,8 +78,10 @@ def xla_cpu(workload: Workload) -> Ready:
     begin = time.perf_counter()
     compiled = jax.jit(workload.function, donate_argnums=tuple(range(workload.carried))).lower(*args).compile()
     memory = compiled.memory_analysis()
-    facts = {"temporary_bytes": float(memory.temp_size_in_bytes)} if memory is not None else {}
-    return _ready(begin, lambda *a: jax.block_until_ready(compiled(*a)), args, workload.carried, facts)
+    ready = _ready(begin, lambda *a: jax.block_until_ready(compiled(*a)), args, workload.carried)
+    if memory is not None:
+        ready.facts = {"temporary_bytes": float(memory.temp_size_in_bytes)}
+    return ready
 
 
 def iree_vulkan(workload: Workload) -> Ready:
@@ -108,15 +111,7 @@ def iree_vulkan(workload: Workload) -> Ready:
         results = main(*values)
         return list(results) if isinstance(results, tuple | list) else [results]
 
-    state = list(args)
-
-    def call() -> list[Any]:
-        results = run(*state)
-        state[:counted] = results[:counted]
-        return results
-
-    first = [_to_host(leaf) for leaf in call()]
-    return Ready(call, first, time.perf_counter() - begin)
+    return _ready(begin, run, args, counted, _to_host)
 
 
 def _iree_compile(text: str) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from .workloads import Workload, normal, workload
+from .workloads import WORKLOADS, Workload, normal, workload
 
 
 def _product(rows: int, inner: int, columns: int) -> Workload:
@@ -20,24 +20,8 @@ def _product(rows: int, inner: int, columns: int) -> Workload:
     return Workload(lambda a, b: a @ b, args, flops=2.0 * rows * inner * columns, bytes=4.0 * (rows + columns) * inner)
 
 
-@workload
-def matmul_200() -> Workload:
-    return _product(200, 200, 200)
-
-
-@workload
-def matmul_333() -> Workload:
-    return _product(333, 333, 333)
-
-
-@workload
-def matmul_1000() -> Workload:
-    return _product(1000, 1000, 1000)
-
-
-@workload
-def matvec_4096() -> Workload:
-    return _product(1, 4096, 4096)
+SHAPES = {"matmul_200": (200,) * 3, "matmul_333": (333,) * 3, "matmul_1000": (1000,) * 3, "matvec_4096": (1, 4096, 4096)}
+WORKLOADS.update({name: partial(_product, *shape) for name, shape in SHAPES.items()})
 
 
 @workload

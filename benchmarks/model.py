@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,5 +91,5 @@ def _continued(batch: int, length: int, before: int) -> Workload:
 
 
 for _batch in (1, 8):
-    WORKLOADS[f"prefill_512_batch_{_batch}"] = lambda batch=_batch: _continued(batch, 512, 0)  # type: ignore[misc]
-    WORKLOADS[f"decode_batch_{_batch}"] = lambda batch=_batch: _continued(batch, 1, 512)  # type: ignore[misc]
+    WORKLOADS[f"prefill_512_batch_{_batch}"] = partial(_continued, _batch, 512, 0)
+    WORKLOADS[f"decode_batch_{_batch}"] = partial(_continued, _batch, 1, 512)

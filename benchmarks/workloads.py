@@ -5,9 +5,10 @@ Inputs are float32 from fixed seeds, and weights are arguments, so that nothing 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -142,7 +143,13 @@ THIRTEEN = (
     "chain_1m axpb_1m softmax_1024 rmsnorm_1024 matmul_256 matmul_512 matmul_1024 mlp_fwd mlp_vag attn_fwd attn_vag "
     "scan_rnn scan_diag"
 ).split()
-WORKLOADS.update({name: lambda name=name: _thirteen()[name] for name in THIRTEEN})  # type: ignore[misc]
+
+
+def _of_thirteen(name: str) -> Workload:
+    return _thirteen()[name]
+
+
+WORKLOADS.update({name: partial(_of_thirteen, name) for name in THIRTEEN})
 
 
 def make(name: str) -> Workload:
@@ -151,15 +158,13 @@ def make(name: str) -> Workload:
     Raises:
         KeyError: there is none; all names are listed.
     """
-    from . import library, model  # noqa: F401  (importing them registers theirs)
-
-    if name not in WORKLOADS:
-        raise KeyError(f"no workload {name!r}: there are {', '.join(WORKLOADS)}")
+    if name not in names():
+        raise KeyError(f"no workload {name!r}: there are {', '.join(names())}")
     return WORKLOADS[name]()
 
 
 def names() -> list[str]:
     """All workloads, the thirteen first."""
-    from . import library, model  # noqa: F401
-
+    for module in ("library", "model"):  # they register theirs
+        importlib.import_module(f".{module}", __package__)
     return list(WORKLOADS)

@@ -146,8 +146,8 @@ def _float_remainder(e: Emitter, value: Value) -> int:
     return e.code.op(Op.FUNCTION_CALL, e.module.types[value.dtype], helper(e.module, f"fmod_{value.dtype}"), e.ids[a], e.ids[b])
 
 
-# Of f64, lavapipe's Trunc and RoundEven are wrong (of 1.5 too, and from 2**24 on they do nothing) where its subgroup of doubles
-# is wider than a vector of the CPU, as on a CPU without AVX-512. Its Floor and Ceil are right.
+# Of f64, lavapipe's Trunc and RoundEven were seen to be wrong with 256-bit subgroups on a CPU with AVX2: 1.5 became 1, and
+# numbers above 2**24 stayed as they were. Its Floor and Ceil are right.
 
 
 def _trunc_wide(e: Emitter, value: Value) -> int:
