@@ -17,6 +17,7 @@ from .groups import Group
 from .limits import Limits
 from .traits import ALONE, FREE, constant_array, moves, row_suited, row_values, sources
 
+SEVERAL = 8  # readers of a scalar; more are likely alike, as the leaves of an optimizer, and share their code when packed
 EPILOGUE_ARRAYS = 5  # arrays that the epilogue of a matrix product may read and write
 
 
@@ -112,6 +113,9 @@ class Fuser:
             return
         if not forced and (node.op in FREE or (node.op == "const")):
             return self._inline(node, readers, "a view or a constant: it costs index arithmetic only")
+        if constant_array(node) is not None and self.fuse:  # a result: stored, but nobody need load it
+            self._inline(node, self.readers.pop(node, []), "a constant")
+            return self._store_alone(node, self._forced_why(node))
         if node.op in ALONE:
             return self._store_alone(node, f"{node.op} has its own schedule")
         if not self.fuse:
@@ -144,16 +148,27 @@ class Fuser:
         """Why `node` cannot or should not be computed inside the kernels that read it; None if it should."""
         if any(p.group.kind == "loop" for p in readers):
             return "read by a loop"
-        for plan in readers:
-            if plan.weight + self.weights.own(node) > self.limits.weight:
-                return f"kernel {plan.number} is at its size limit of {self.limits.weight} instructions"
-            if plan.depth.get(node, 0) > self.limits.depth:
-                return f"kernel {plan.number} is at its depth limit of {self.limits.depth} nodes"
+        full = next((why for plan in readers if (why := self._full(plan, node)) is not None), None)
+        if full is not None:
+            return full
         if node.op == "dot":
             return self._adopt_dot(node, readers)
         if node.op == "reduce" and len(readers) == 1 and self._adopt_reduce(node, readers[0]):
             return None
         return self._too_dear(node, readers)
+
+    def _full(self, plan: Plan, node: Node, stored: bool = False) -> str | None:
+        """Why a kernel is too large to compute `node` too, and to store it."""
+        limits, number = self.limits, plan.number
+        if plan.weight + self.weights.own(node) > limits.weight:
+            return f"kernel {number} is at its size limit of {limits.weight} instructions"
+        if plan.depth.get(node, 0) > limits.depth:
+            return f"kernel {number} is at its depth limit of {limits.depth} nodes"
+        if _folds(node) and not row_suited(node) and len(_folded((plan,))) >= limits.folds:
+            return f"kernel {number} is at its limit of {limits.folds} reductions by one lane"
+        if stored and _arrays((plan,), node) >= limits.arrays:
+            return f"kernel {number} is at its limit of {limits.arrays} arrays"
+        return None
 
     def _too_dear(self, node: Node, readers: list[Plan]) -> str | None:
         """Compare computing `node` at every place it is read with computing it once, storing and loading it."""
@@ -212,7 +227,7 @@ class Fuser:
         for plan in readers:
             if plan.group.kind == "loop" or any(self._before(other, plan) for other in readers if other is not plan):
                 continue
-            if plan.weight + self.weights.own(node) > self.limits.weight or plan.depth.get(node, 0) > self.limits.depth:
+            if self._full(plan, node, stored=True):
                 continue
             if node.op == "dot":
                 if not self._anchor(plan, node):
@@ -241,7 +256,7 @@ class Fuser:
         rows = node.size if node.op == "reduce" and row_suited(node) else None
         for plan in {id(p): p for a in sources(node) for p in self.readers.get(a, ())}.values():
             group = plan.group
-            if later >> plan.number & 1 or plan.weight + self.weights.own(node) > self.limits.weight:
+            if later >> plan.number & 1 or self._full(plan, node, stored=True):
                 continue
             if rows is not None:
                 fits = (
@@ -266,6 +281,8 @@ class Fuser:
     # -- two kernels become one ------------------------------------------------------------------------------------
     def _merge_readers(self, node: Node, readers: list[Plan]) -> bool:
         """Make one kernel of those that compute every element of `node` and do not wait for each other."""
+        if node.size == 1 and len(readers) > SEVERAL:
+            return False
         merged = False
         for plan in list(readers):
             partner = next((p for p in readers if p.number < plan.number and self._mergeable(p, plan, node)), None)
@@ -286,8 +303,11 @@ class Fuser:
             return False
         if a.kind == "map" and plan.order(node) != other.order(node):
             return False
+        both, limits = (plan, other), self.limits
         if (
-            sum(self.weights.own(n) for n in a.members | b.members) > self.limits.weight
+            sum(self.weights.own(n) for n in a.members | b.members) > limits.weight
+            or _arrays(both, node) >= limits.arrays
+            or len(_folded(both)) > limits.folds
             or self._waits(plan, other)
             or self._waits(other, plan)
         ):
@@ -296,7 +316,7 @@ class Fuser:
         crossing = all(
             p.aligned(n) for p, q in ((plan, other), (other, plan)) for n in q.group.outputs if p in self.readers.get(n, ())
         )
-        return crossing and (node.op != "dot" or _arrays((plan, other), node) <= EPILOGUE_ARRAYS)
+        return crossing and (node.op != "dot" or _arrays(both, node) <= EPILOGUE_ARRAYS)
 
     def _waits(self, first: Plan, later: Plan) -> bool:
         """Whether a third kernel has to run between the two."""
@@ -362,6 +382,15 @@ class Fuser:
             return False
         plan.group.reduces.insert(0, node)
         return True
+
+
+def _folds(node: Node) -> bool:
+    return node.op == "reduce" and fold_length(node) > SHORT
+
+
+def _folded(plans: tuple[Plan, ...]) -> set[Node]:
+    """Long reductions that a lane of kernels does all by itself."""
+    return {n for p in plans for n in p.group.members if _folds(n) and n not in p.group.reduces}
 
 
 def _arrays(plans: tuple[Plan, ...], node: Node) -> int:

@@ -18,6 +18,8 @@ class Limits:
     Attributes:
         weight: instructions and loads that fusion puts into it.
         depth: longest chain of inlined nodes.
+        arrays: arrays that it reads and writes.
+        folds: long reductions that one lane does all by itself.
         fold: longest reduction, or part of one, that a lane writes out instead of looping.
         stride: elements a turn of a looped cumulative operation.
         kept: columns a lane of a row that are written out, and so stay in registers.
@@ -27,6 +29,8 @@ class Limits:
 
     weight: int
     depth: int
+    arrays: int
+    folds: int
     fold: int
     stride: int
     kept: int
@@ -34,8 +38,8 @@ class Limits:
     products: int
 
 
-FULL = Limits(weight=1500, depth=120, fold=8, stride=4, kept=8, step=8, products=256)
-COMPACT = Limits(weight=100, depth=20, fold=1, stride=1, kept=1, step=1, products=4)
+FULL = Limits(weight=1500, depth=120, arrays=64, folds=4, fold=8, stride=4, kept=8, step=8, products=256)
+COMPACT = Limits(weight=100, depth=20, arrays=16, folds=1, fold=1, stride=1, kept=1, step=1, products=4)
 
 
 def limits(caps: DeviceCaps) -> Limits:

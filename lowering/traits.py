@@ -47,11 +47,11 @@ def constant_array(node: Node) -> np.ndarray | None:
 
 
 def sources(node: Node) -> list[Node]:
-    """What `node` reads, looking through views."""
+    """What `node` reads, looking through views; scalars, which cost nothing to read, left out."""
     out, stack = [], list(node.args)
     while stack:
         arg = stack.pop()
         out.append(arg)
         if arg.op in FREE:
             stack.extend(arg.args)
-    return [a for a in out if not (a.op == "const" and a.size == 1)]
+    return [a for a in out if a.size > 1 and not (a.op == "broadcast" and a.args[0].size == 1)]

@@ -196,6 +196,17 @@ def _updates(x: Any, y: Any) -> Any:
     return moved, lax.dynamic_slice(x, (start, jnp.int32(2)), (2, 3)) * 2, x.at[1].set(0.0), x.at[:, 2].multiply(3.0)
 
 
+def _many_sums(x: Any, w: Any) -> Any:
+    """Sums that share an operand, one lane each: one loop over all of them would take a driver minutes to compile."""
+    return tuple((x * (i + 1) * w).sum(0) + w for i in range(10)), w.sum()
+
+
+def _constant_result(x: Any, w: Any) -> Any:
+    """Results that hold no data, and that others read as well."""
+    zeros, ones = jnp.zeros(w.shape, w.dtype), jnp.ones((), w.dtype)
+    return zeros, ones, x + zeros, x.sum(0) * ones + zeros, lax.scan(lambda c, row: (c + row * ones, c), zeros, x)
+
+
 PROGRAMS: dict[str, FusionProgram] = {
     "softmax": FusionProgram(lambda x: (jax.nn.softmax(x), jax.nn.softmax(x).T), ((9, 40),)),
     "log_softmax": FusionProgram(lambda x: jax.nn.log_softmax(x, axis=0), ((17, 6),)),
@@ -223,5 +234,7 @@ PROGRAMS: dict[str, FusionProgram] = {
     "statistics": FusionProgram(_statistics, ((12, 30),)),
     "integers": FusionProgram(_integers, ((6, 9),), differentiable=False),
     "narrow": FusionProgram(_narrow, ((5, 8), (8, 6)), tolerance=1e-2),
+    "many_sums": FusionProgram(_many_sums, ((20, 6), (6,))),
+    "constant_result": FusionProgram(_constant_result, ((5, 6), (6,))),
     "updates": FusionProgram(_updates, ((6, 7), (2, 3))),
 }

@@ -32,7 +32,7 @@ from .writer import KernelCall, Writer, when
 # Nanoseconds an operation takes a subgroup of eight lanes on a CPU device; elsewhere only the ratios matter.
 LOAD, STORE, FMA, TURN, EXCHANGE = 6.0, 7.0, 0.55, 12.0, 4.0
 SMALL = 1 << 19  # products of fewer multiply-adds get a quarter of the code
-BLOCK = 8  # products that are summed by themselves before they join the total: that halves the error of long sums
+BLOCK = 8  # products that are summed by themselves before they join the total: half the error of long sums, on any device
 WORKERS = {"cpu": 4}  # subgroups that run at once; other kinds of device: MANY
 MANY = 1024
 
@@ -226,22 +226,21 @@ class _Tile:
         """[row][column] sums over k, rounded to the type of the dot."""
         b, s = self.b, self.schedule
         state = [self.combiner.identity(self.p)[0] for _ in range(s.rows * s.columns)]
-        block = max(self.step, min(BLOCK, self.width))
-        turns, rest = divmod(self.depth, block)
+        turns, rest = divmod(self.depth, BLOCK)
         if turns == 1:
-            state = self._advance(state, ZERO, block)
+            state = self._advance(state, ZERO, BLOCK)
         elif turns:
             with b.loop(0, turns, 1, state) as loop:
-                k = counter("t", turns, loop.index) * block
-                loop.yield_(*self._advance(list(loop.carry), k, block))
+                k = counter("t", turns, loop.index) * BLOCK
+                loop.yield_(*self._advance(list(loop.carry), k, BLOCK))
             state = list(loop.results)
         if rest:
-            state = self._advance(state, constant(turns * block), rest)
+            state = self._advance(state, constant(turns * BLOCK), rest)
         finished = [self.combiner.finish(b, (v,)) for v in state]
         return [finished[i * s.columns : (i + 1) * s.columns] for i in range(s.rows)]
 
     def _advance(self, state: list[Value], k: Index, count: int) -> list[Value]:
-        """Add the sums of the products for k, ..., k + count - 1, a block."""
+        """Add the sums of the products for k, ..., k + count - 1, at most a block."""
         b = self.b
         sums = [self.combiner.identity(self.p)[0] for _ in state]
         turns, rest = divmod(count, self.step)

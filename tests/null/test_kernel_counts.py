@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from k3jit.lowering.limits import COMPACT, FULL
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
@@ -111,6 +112,26 @@ def test_adamw_of_200_leaves(donate: int) -> None:
         return optax.apply_updates(params, updates), state
 
     assert count(update, params, jax.eval_shape(optimizer.init, params), params, donate=donate) <= 4
+
+
+@pytest.mark.parametrize("compact", [False, True], ids=["full", "compact"])
+@pytest.mark.parametrize("number", [10, 100])
+def test_kernels_stay_small(number: int, compact: bool) -> None:
+    """However many results share an operand, or a constant that is a result too."""
+    bounds = COMPACT if compact else FULL
+    vectors, matrices, weight = [shape(64)] * number, [shape(80, 64)] * number, shape(64)
+
+    def arrays(function: Callable[..., Any], *args: Any) -> list[tuple[int, int]]:
+        """(read, written) of each kernel."""
+        kernels = report.kernels(report.program_of(function, *args, compact=compact))
+        return [tuple(sum(p.mode == mode and p.size > 1 for p in k.params) for mode in ("r", "w")) for k in kernels]
+
+    products = arrays(lambda vectors, weight: [v * weight for v in vectors], vectors, weight)
+    assert all(read + written <= bounds.arrays + 1 for read, written in products)
+    sums = arrays(lambda matrices, weight: [(m * weight).sum(0) for m in matrices], matrices, weight)
+    assert all(written <= bounds.folds for _, written in sums)
+    zeros = arrays(lambda vectors: (jnp.zeros(64), [v + jnp.zeros(64) for v in vectors]), vectors)
+    assert all(written == 1 for _, written in zeros)
 
 
 def test_scan_copies_nothing() -> None:

@@ -45,6 +45,21 @@ def test_every_schedule_and_tail(
     np.testing.assert_allclose(written[out].reshape(dot.shape), expected + values[r][:, None], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("depth", [5, 64, 203])
+def test_a_tile_sums_alike_on_every_device(depth: int, rng: np.random.Generator) -> None:
+    """In blocks of eight products, however wide a subgroup and however long a turn, so that no device is less exact."""
+    g = GraphBuilder()
+    x, y = g.input((1, 9, depth), "f32"), g.input((1, depth, 40), "f32")
+    dot = g.dot(x, y, BATCHED, "f32")
+    values = {v: rng.standard_normal(v.shape, np.float32) for v in (x, y)}
+    results = []
+    for caps in (*WIDTHS, replace(NULL_CAPS, compact=True)):
+        call = build_scheduled(group_of("dot", [dot], [x, y], dot), caps, Schedule("tile", 2, 1))
+        results.append(run_calls(call, values, caps)[dot])
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
 @widths
 @pytest.mark.parametrize("dims", [((0,), (1,)), ((1,), (0,)), ((0, 2), (1, 3))])
 def test_general_dimensions(caps: DeviceCaps, dims: tuple, rng: np.random.Generator) -> None:
