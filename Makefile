@@ -1,7 +1,7 @@
 # Everything here can be run again and again, in any order. `make setup` stands behind the others.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup layer demo test checked validate lint docs clean distclean
+.PHONY: help setup layer demo test checked validate lint bench docs clean distclean
 
 PYTHON_IN_VENV := .venv/bin/python
 # Under `sudo make` this gives root's rights up first, so that files stay the caller's.
@@ -10,6 +10,7 @@ OUT ?= out
 PROMPT ?= def
 TOKENS ?= 200
 PYTEST_ARGS ?=
+BENCH_ARGS ?= --cold
 PYTEST := $(AS_OWNER) $(PYTHON_IN_VENV) -m pytest -q -n 2 --dist loadfile
 # Passed to the commands below through the environment, where no quotation mark in them can do harm.
 export PYTHON OUT PROMPT TOKENS
@@ -21,6 +22,7 @@ help:
 	@echo "make test    run the tests       PYTEST_ARGS='-k softmax'"
 	@echo "make checked   the tests with every index tested and every barrier proved"
 	@echo "make validate  the tests under the Khronos validation layer"
+	@echo "make bench   speed beside XLA, IREE and hand-written kernels, into out/bench.md   BENCH_ARGS='matmul_512 --peers xla'"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the pages that are made from the code"
 	@echo "make setup   what those need: a Vulkan driver and .venv"
@@ -48,6 +50,10 @@ checked: layer
 validate: layer
 	@K3JIT_VALIDATE=core,sync $(PYTEST) $(PYTEST_ARGS) tests
 	@K3JIT_VALIDATE=gpu K3JIT_COMPACT=1 LP_NATIVE_VECTOR_WIDTH=128 GALLIVM_PERF=nopt $(PYTEST) $(PYTEST_ARGS) tests
+
+bench:
+	@tools/setup.sh bench
+	@$(AS_OWNER) $(PYTHON_IN_VENV) -m k3jit.benchmarks --out "$$OUT" $(BENCH_ARGS)
 
 lint:
 	@tools/setup.sh dev

@@ -1,1 +1,1 @@
-"""Speed: workloads, peers, ceilings and the report of `make bench`. Nothing here is imported by the rest."""
+"""Speed: workloads, peers, ceilings and the report of `make bench`. Of the rest only the command line knows of it."""

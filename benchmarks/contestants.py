@@ -99,7 +99,7 @@ def iree_vulkan(workload: Workload) -> Ready:
     begin = time.perf_counter()
 
     def flat(*values: Any) -> list[Any]:
-        return jax.tree.leaves(workload.function(*tree.unflatten(values)))
+        return jax.tree.leaves(workload.function(*jax.tree.unflatten(tree, values)))
 
     text = str(jax.jit(flat, keep_unused=True).lower(*leaves).compiler_ir("stablehlo"))
     context = iree.runtime.SystemContext(config=config)

@@ -1,4 +1,4 @@
-"""The `k3jit` command: devices, doctor, train, generate, inspect."""
+"""The `k3jit` command: devices, doctor, train, generate, inspect, bench."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .benchmarks.options import add_arguments as add_bench_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true", help="kernels and costs as JSON")
     inspect.set_defaults(run=_inspect)
 
-    bench = commands.add_parser("bench", help="speed comparisons (run from a checkout)")
+    bench = commands.add_parser("bench", help="k3jit beside jax.jit on the CPU, IREE and hand-written kernels")
+    add_bench_arguments(bench)
     bench.set_defaults(run=_bench)
     return parser
 
@@ -215,8 +217,9 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    print("k3jit bench: comparisons run from a checkout: `make bench`", file=sys.stderr)
-    return 2
+    from .benchmarks.__main__ import run
+
+    return run(arguments)
 
 
 # -- inspect -------------------------------------------------------------------------------------------------------------

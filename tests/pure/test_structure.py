@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE_FOLDERS = ("k3jit", "lowering", "runtime", "models")
-CODE_FOLDERS = (*PACKAGE_FOLDERS, "tests", "tools", "benchmarks", "examples")
+PACKAGE_FOLDERS = ("k3jit", "lowering", "runtime", "models", "benchmarks")
+CODE_FOLDERS = (*PACKAGE_FOLDERS, "tests", "tools", "examples")
 MOST_LINES = 600
 # Roots of absolute paths that exist on someone's machine only, and a bare user's home.
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:root|work|Users|home/[a-z_][\w-]*|tmp/[a-z]/)[/\s\"'`]")
