@@ -15,6 +15,7 @@ from .forming import Plan
 from .graph import Graph, Node, fold_length
 from .groups import Group
 from .limits import Limits
+from .split import LANES
 from .traits import ALONE, FREE, constant_array, moves, row_suited, row_values, sources
 
 SEVERAL = 8  # readers of a scalar; more are likely alike, as the leaves of an optimizer, and share their code when packed
@@ -155,7 +156,15 @@ class Fuser:
             return self._adopt_dot(node, readers)
         if node.op == "reduce" and len(readers) == 1 and self._adopt_reduce(node, readers[0]):
             return None
+        if _folds(node) and any(self._nested(node, plan) for plan in readers):
+            return "a sum inside a sum of one lane, where there are lanes to spare"
         return self._too_dear(node, readers)
+
+    @staticmethod
+    def _nested(node: Node, plan: Plan) -> bool:
+        """Whether a lane would do a long reduction again and again while others have nothing to do."""
+        lanes = plan.group.outputs[0].size
+        return plan.group.kind == "map" and lanes < LANES and plan.demands.evaluations(node) > lanes
 
     def _full(self, plan: Plan, node: Node, stored: bool = False) -> str | None:
         """Why a kernel is too large to compute `node` too, and to store it."""

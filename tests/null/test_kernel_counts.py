@@ -134,6 +134,17 @@ def test_kernels_stay_small(number: int, compact: bool) -> None:
     assert all(written == 1 for _, written in zeros)
 
 
+@pytest.mark.parametrize("scale", [False, True])
+def test_a_long_sum_of_few_results_is_shared_out(scale: bool) -> None:
+    """Partial sums are stored, by many lanes; one lane that summed them all again would leave the device idle."""
+
+    def total(x: jax.Array) -> jax.Array:
+        return (x * 2 if scale else x).sum(0) + 1
+
+    partial, final = report.dispatches(report.program_of(total, shape(4096, 8)).steps)
+    assert partial.groups[0] * 64 >= 512 and final.groups == (1, 1, 1)
+
+
 def test_scan_copies_nothing() -> None:
     """Arguments in another layout, joined and padded ones, and results that repeat or rearrange what went in."""
     turns = 7
